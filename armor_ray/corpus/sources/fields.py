@@ -1,0 +1,98 @@
+"""Type-checked access to decoded records, and unique ids."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from armor_ray.errors import ArmorError
+
+
+class Fields:
+    """One decoded record. Every failure names the record's place and the field; a null counts as absent.
+
+    Args:
+        record: what a decoder returned; anything but an object is refused.
+        where: file:line or key path of the record.
+    """
+
+    def __init__(self, record: object, where: str) -> None:
+        self.where = where
+        self._record: dict[str, Any] = self._expect(record, dict, "the record", "an object")
+
+    def fault(self, message: str, hint: str) -> ArmorError:
+        return ArmorError(message, where=self.where, hint=hint)
+
+    def has(self, name: str) -> bool:
+        return self._record.get(name) is not None
+
+    def refuse_unknown(self, known: frozenset[str]) -> None:
+        """Refuses fields that nobody reads: they are misspelt more often than superfluous."""
+        for name in self._record:
+            if name not in known:
+                close = difflib.get_close_matches(name, sorted(known), n=1)
+                hint = f"did you mean '{close[0]}'?" if close else f"known fields: {', '.join(sorted(known))}"
+                raise self.fault(f"unknown field '{name}'", hint)
+
+    def text(self, name: str) -> str:
+        """A required string, not blank, exactly as it stands."""
+        value = self._expect(self._required(name), str, f"field '{name}'", "a string")
+        if not value.strip():
+            raise self.fault(f"field '{name}' is empty", "fill it or remove the record")
+        return self._encodable(value, name)
+
+    def optional_text(self, name: str) -> str:
+        """A string, empty when absent."""
+        value = self._expect(self._record[name], str, f"field '{name}'", "a string") if self.has(name) else ""
+        return self._encodable(value, name)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings, none of them blank; empty when absent."""
+        values = self._expect(self._record[name], list, f"field '{name}'", "a list") if self.has(name) else []
+        for value in values:
+            if not self._expect(value, str, f"an entry of '{name}'", "a string").strip():
+                raise self.fault(f"an entry of '{name}' is empty", "fill or remove it")
+        return [self._encodable(value, name) for value in values]
+
+    def integer(self, name: str) -> int:
+        value = self._required(name)
+        if isinstance(value, bool):  # a Python int, but not a JSON number
+            raise self.fault(f"field '{name}' is bool, not an integer", "correct its type")
+        return self._expect(value, int, f"field '{name}'", "an integer")
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self._expect(self._record[name], bool, f"field '{name}'", "true or false") if self.has(name) else default
+
+    def records(self, name: str) -> list[Fields]:
+        """A required list of objects, each knowing its own place."""
+        values = self._expect(self._required(name), list, f"field '{name}'", "a list")
+        return [Fields(value, f"{self.where} {name}[{place}]") for place, value in enumerate(values)]
+
+    def _required(self, name: str) -> Any:
+        if not self.has(name):
+            raise self.fault(f"missing field '{name}'", "add it")
+        return self._record[name]
+
+    def _expect(self, value: Any, kind: type, what: str, expected: str) -> Any:
+        if not isinstance(value, kind):
+            raise self.fault(f"{what} is {type(value).__name__}, not {expected}", "correct its type")
+        return value
+
+    def _encodable(self, value: str, name: str) -> str:
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise self.fault(f"field '{name}' holds half of a surrogate pair, which is no character", "remove that escape") from None
+        return value
+
+
+class UniqueIds:
+    """Remembers where an id was first used and refuses a second use."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+
+    def add(self, name: str, where: str) -> None:
+        if name in self._first:
+            raise ArmorError(f"duplicate id '{name}'", where=where, hint=f"it is taken by {self._first[name]}: ids must be unique")
+        self._first[name] = where

@@ -1,0 +1,119 @@
+"""The product's own record format, shared by the JSON Lines and Parquet readers.
+
+Documents: `id, title?, text, source?, doc_type?, domain?`. Questions: `id?, question, answers` (or `answer`)`, doc_id?,
+evidence?, positive_ids?, domain?`, where evidence is a list of `{start, end}` character offsets into the document `doc_id` and
+positive_ids names whole documents. BEIR's `_id` and `metadata` are accepted; any other field is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from armor_ray.corpus.alignment import verbatim_spans
+from armor_ray.corpus.records import Corpus, Document, QAPair, Span, normalise_question
+from armor_ray.corpus.sources.fields import Fields, UniqueIds
+
+DOCUMENT_FIELDS = frozenset({"id", "_id", "title", "text", "source", "doc_type", "domain", "metadata"})
+QUESTION_FIELDS = frozenset({"id", "_id", "question", "answers", "answer", "doc_id", "evidence", "positive_ids", "domain", "metadata"})
+
+
+def corpus_from_rows(document_rows: Iterable[Fields], question_rows: Iterable[Fields]) -> Corpus:
+    """Builds a corpus of documents that are to be cut into passages.
+
+    Raises:
+        ArmorError: the first faulty record, with its place.
+    """
+    documents: dict[str, Document] = {}
+    ids = UniqueIds()
+    for row in document_rows:
+        document = _document(row)
+        ids.add(document.doc_id, row.where)
+        documents[document.doc_id] = document
+    return Corpus(list(documents.values()), _pairs(question_rows, documents), whole_documents=False)
+
+
+def _document(row: Fields) -> Document:
+    row.refuse_unknown(DOCUMENT_FIELDS)
+    return Document(
+        doc_id=row.text(_id_field(row)),
+        title=row.optional_text("title"),
+        text=row.text("text"),
+        source=row.optional_text("source"),
+        doc_type=row.optional_text("doc_type"),
+        domain=row.optional_text("domain"),
+    )
+
+
+def _pairs(rows: Iterable[Fields], documents: Mapping[str, Document]) -> list[QAPair]:
+    ids = UniqueIds()
+    pairs = []
+    for row in rows:
+        row.refuse_unknown(QUESTION_FIELDS)
+        question = row.text("question").strip()
+        if row.has(_id_field(row)):
+            example_id = row.text(_id_field(row))
+            ids.add(example_id, row.where)
+        else:
+            # Not the line number: the same question keeps its id when lines move.
+            example_id = "q-" + hashlib.sha256(normalise_question(question).encode()).hexdigest()[:16]
+        pairs.append(_pair(row, example_id, question, documents))
+    return pairs
+
+
+def _pair(row: Fields, example_id: str, question: str, documents: Mapping[str, Document]) -> QAPair:
+    answers = _answers(row)
+    document = _known(row, row.text("doc_id"), documents) if row.has("doc_id") else None
+    spans = _evidence(row, document)
+    positive_ids = tuple(_known(row, name, documents).doc_id for name in row.texts("positive_ids"))
+    if document is not None and not spans and not positive_ids:
+        spans = verbatim_spans(document.doc_id, document.text, answers)
+    if not spans and not positive_ids:
+        raise row.fault("question without positives", "give evidence, positive_ids, or a doc_id whose text holds an answer verbatim")
+    home = document or documents[positive_ids[0]]
+    return QAPair(
+        example_id=example_id,
+        question=question,
+        answers=answers,
+        doc_id=home.doc_id,
+        spans=spans,
+        positive_ids=positive_ids,
+        domain=row.optional_text("domain") or home.domain,
+        where=row.where,
+    )
+
+
+def _id_field(row: Fields) -> str:
+    return "_id" if row.has("_id") and not row.has("id") else "id"
+
+
+def _answers(row: Fields) -> tuple[str, ...]:
+    if row.has("answer") and row.has("answers"):
+        raise row.fault("fields 'answer' and 'answers' are both given", "keep one")
+    answers = [row.text("answer")] if row.has("answer") else row.texts("answers")
+    if not answers:
+        raise row.fault("question without answers", "add them under 'answers'")
+    return tuple(answer.strip() for answer in answers)
+
+
+def _known(row: Fields, doc_id: str, documents: Mapping[str, Document]) -> Document:
+    if doc_id not in documents:
+        raise row.fault(f"unknown document id '{doc_id}'", "correct it or add the document to the corpus")
+    return documents[doc_id]
+
+
+def _evidence(row: Fields, document: Document | None) -> tuple[Span, ...]:
+    entries = row.records("evidence") if row.has("evidence") else []
+    if entries and document is None:
+        raise row.fault("evidence without 'doc_id'", "name the document that the offsets index")
+    spans = []
+    for entry in entries:
+        assert document is not None
+        start, end = entry.integer("start"), entry.integer("end")
+        if not 0 <= start < end <= len(document.text):
+            raise entry.fault(
+                f"span [{start}, {end}) lies outside document '{document.doc_id}' of {len(document.text)} characters",
+                "offsets are characters, 0 <= start < end <= length",
+            )
+        spans.append(Span(document.doc_id, start, end))
+    return tuple(spans)

@@ -1,0 +1,218 @@
+"""Scoring many (passage, question, answer) triples in one forward pass without computing a shared token twice.
+
+The triples of one passage form a tree: head + passage, below it the questions, below those the answers. Trees are laid out one after
+another in a single row of T tokens; every token keeps the position it has on its own path, and attention is computed block by block, a
+block's queries seeing the keys of its ancestors and, causally, of the block itself. Nothing is padded and nothing is shared wrongly: the
+result equals that of scoring each path alone, up to rounding.
+
+Shape legend: T tokens of the row, H query heads, K key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+Span = tuple[int, int]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One answer to score; `owner` is the caller's name for it."""
+
+    owner: int
+    ids: Ids
+
+
+@dataclass(slots=True)
+class Question:
+    """Prompt ids after the shared prefix, and the answers to it."""
+
+    suffix: Ids
+    leaves: list[Leaf] = field(default_factory=list)
+
+    def num_tokens(self) -> int:
+        """Tokens this question adds to its tree; the last token of an answer predicts nothing and is never computed."""
+        return len(self.suffix) + sum(len(leaf.ids) - 1 for leaf in self.leaves)
+
+
+@dataclass(slots=True)
+class Tree:
+    """All questions that share one prefix."""
+
+    prefix: Ids
+    questions: list[Question] = field(default_factory=list)
+
+    def num_tokens(self) -> int:
+        return len(self.prefix) + sum(question.num_tokens() for question in self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Row positions start..end whose queries see the `ancestors` spans and, causally, themselves."""
+
+    start: int
+    end: int
+    ancestors: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class PackedRow:
+    """One row of trees.
+
+    Attributes:
+        ids, positions: T token ids and the position of each on its own path.
+        blocks: in row order, covering the row.
+        sources, targets, owners: row index whose output predicts an answer token, that token's id, and whose answer it belongs to.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def add_tree(self, tree: Tree) -> None:
+        """Lays a tree out at the end of the row; a node with a single child shares a block with it."""
+        if len(tree.questions) == 1:
+            self._add_question(tree.questions[0], tree.prefix, ())
+            return
+        trunk = self._add_block(tree.prefix, ())
+        for question in tree.questions:
+            self._add_question(question, (), trunk)
+
+    def _add_question(self, question: Question, prefix: Ids, ancestors: tuple[Span, ...]) -> None:
+        stem = prefix + question.suffix
+        if len(question.leaves) == 1:
+            leaf = question.leaves[0]
+            start = len(self.ids)
+            self._add_block(stem + leaf.ids[:-1], ancestors)
+            self._read(leaf, range(start + len(stem) - 1, len(self.ids)))
+            return
+        stem_spans = self._add_block(stem, ancestors)
+        last = len(self.ids) - 1
+        for leaf in question.leaves:
+            start = len(self.ids)
+            if len(leaf.ids) > 1:
+                self._add_block(leaf.ids[:-1], stem_spans)
+            self._read(leaf, [last, *range(start, len(self.ids))])
+
+    def _add_block(self, ids: Ids, ancestors: tuple[Span, ...]) -> tuple[Span, ...]:
+        start = len(self.ids)
+        depth = sum(end - begin for begin, end in ancestors)
+        self.ids.extend(ids)
+        self.positions.extend(range(depth, depth + len(ids)))
+        self.blocks.append(Block(start, len(self.ids), ancestors))
+        return (*ancestors, (start, len(self.ids)))
+
+    def _read(self, leaf: Leaf, sources: Sequence[int]) -> None:
+        self.sources.extend(sources)
+        self.targets.extend(leaf.ids)
+        self.owners.extend([leaf.owner] * len(leaf.ids))
+
+
+def grow_trees(triples: Sequence[tuple[Ids, Ids, Ids]]) -> list[Tree]:
+    """Groups (prefix, suffix, answer) by equal prefix, then by equal suffix, in order of first appearance; owners are the indices."""
+    trees: dict[Ids, Tree] = {}
+    questions: dict[tuple[Ids, Ids], Question] = {}
+    for owner, (prefix, suffix, answer) in enumerate(triples):
+        tree = trees.setdefault(prefix, Tree(prefix))
+        question = questions.get((prefix, suffix))
+        if question is None:
+            question = questions[prefix, suffix] = Question(suffix)
+            tree.questions.append(question)
+        question.leaves.append(Leaf(owner, answer))
+    return list(trees.values())
+
+
+def pack_rows(trees: Sequence[Tree], budget: int) -> Iterator[PackedRow]:
+    """Rows of at most `budget` tokens, the largest trees first so that a lack of memory shows at once.
+
+    A tree larger than the budget is cut between questions and its prefix computed again in each part; a single question that exceeds the
+    budget gets a row of its own.
+    """
+    row = PackedRow()
+    parts = [part for tree in trees for part in _cut(tree, budget)]
+    for part in sorted(parts, key=Tree.num_tokens, reverse=True):
+        if row.ids and len(row.ids) + part.num_tokens() > budget:
+            yield row
+            row = PackedRow()
+        row.add_tree(part)
+    if row.ids:
+        yield row
+
+
+def _cut(tree: Tree, budget: int) -> Iterator[Tree]:
+    part, size = Tree(tree.prefix), len(tree.prefix)
+    for question in tree.questions:
+        if part.questions and size + question.num_tokens() > budget:
+            yield part
+            part, size = Tree(tree.prefix), len(tree.prefix)
+        part.questions.append(question)
+        size += question.num_tokens()
+    yield part
+
+
+class TreeAttention:
+    """Attention over one packed row; registered with transformers under `NAME` and handed the row through the forward's keywords.
+
+    Masks depend on lengths alone and are shared by all layers and equal-sized blocks of the row.
+    """
+
+    NAME = "armor_ray_tree"
+
+    def __init__(self, row: PackedRow, dtype: torch.dtype, device: torch.device) -> None:
+        self._blocks = row.blocks
+        self._dtype = dtype
+        self._device = device
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """Context vectors [1, T, H, D] of queries [1, H, T, D] over keys and values [1, K, T, D]."""
+        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        shared = query.shape[1] != key.shape[1]
+        for block in self._blocks:
+            start, end = block.start, block.end
+            spans = (*block.ancestors, (start, end))
+            keys, values = (torch.cat([part[:, :, a:b] for a, b in spans], 2) for part in (key, value))
+            size, total = end - start, keys.shape[2]
+            causal = size == total and (window is None or total <= window)
+            mask = None if causal else self._mask(size, total, window)
+            context = scaled_dot_product_attention(
+                query[:, :, start:end], keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
+            )
+            output[:, start:end] = context.transpose(1, 2)
+        return output
+
+    def _mask(self, size: int, total: int, window: int | None) -> Tensor:
+        """Additive [size, total]: the last `size` tokens of a path of `total` see what lies before them, at most `window` back."""
+        mask = self._masks.get((size, total, window))
+        if mask is None:
+            distance = torch.arange(total - size, total, device=self._device)[:, None] - torch.arange(total, device=self._device)
+            hidden = (distance < 0) | (distance >= (window or total))
+            mask = torch.zeros(size, total, dtype=self._dtype, device=self._device).masked_fill(hidden, float("-inf"))
+            self._masks[size, total, window] = mask
+        return mask
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    *,
+    tree: TreeAttention,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every attention layer; `tree` comes from the forward's keywords."""
+    return tree.attend(query, key, value, scaling, sliding_window), None

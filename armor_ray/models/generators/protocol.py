@@ -1,0 +1,67 @@
+"""What every generator engine takes and returns; engines are interchangeable behind `Generator`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """How likely is each answer, given the question and one passage (None: closed book)?
+
+    Attributes:
+        key: the caller's name for the pair, returned unchanged.
+        answers: reference answers; each is scored on its own.
+    """
+
+    key: str
+    question: str
+    passage: str | None
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScore:
+    """log p(answer | question, passage): the sum over the answer's tokens, in nats (≤ 0), and their number (≥ 1)."""
+
+    log_likelihood: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """One `AnswerScore` per answer of the request, in order.
+
+    Attributes:
+        scores: None where the answer could not be scored; `error` then says why.
+        passage_tokens_cut: tokens removed from the end of the passage so that question and answers fit the window.
+        error: None when every answer was scored.
+    """
+
+    key: str
+    scores: tuple[AnswerScore | None, ...]
+    passage_tokens_cut: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A question and its retrieved passages, best first; none for a closed-book answer."""
+
+    question: str
+    passages: tuple[str, ...]
+
+
+class Generator(Protocol):
+    """A frozen language model that scores answers and writes them."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+        """Scores every request, in the given order; a request that cannot be scored carries an error and leaves the others alone."""
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
+        """Greedy answers, in the given order."""
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides a score: engine, model fingerprint, dtype, prompt, window. Equal identities may share cached utilities."""

@@ -1,0 +1,69 @@
+"""What every stage gets: config, workspace, and the plan of each artifact (its fingerprint, inputs and config)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from armor_ray.config import Config
+from armor_ray.workspace import Draft, Manifest, Workspace, fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an artifact should be made of, known before anything runs."""
+
+    name: str
+    stage: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.stage, self.config, self.inputs)
+
+    def difference(self, manifest: Manifest | None) -> str | None:
+        """Why the published artifact will not do, in words; None when it will."""
+        if manifest is None:
+            return "missing"
+        if manifest.fingerprint == self.fingerprint:
+            return None
+        changed = [name for name, value in self.inputs.items() if manifest.inputs.get(name) != value]
+        changed += [f"config {path}" for path in _changed_keys(manifest.config, self.config)]
+        return f"stale: {', '.join(changed) or 'schema version'} changed"
+
+
+@dataclass(slots=True)
+class Context:
+    """One run's surroundings, handed from stage to stage."""
+
+    config: Config
+    workspace: Workspace
+    say: Callable[[str], None] = print
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+    def inputs(self, *names: str) -> dict[str, str]:
+        """Planned fingerprints of the artifacts a stage reads."""
+        return {name: self.fingerprints[name] for name in names}
+
+    def publish(self, plan: Plan, write: Callable[[Draft], None]) -> Manifest:
+        """Publishes an artifact under its plan."""
+        return self.workspace.publish(
+            plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write
+        )
+
+    def local(self, name: str) -> Path:
+        return self.workspace.local(name)
+
+
+def _changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    changed: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changed += _changed_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changed.append(prefix + key)
+    return changed
