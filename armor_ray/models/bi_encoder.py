@@ -16,14 +16,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from armor_ray.config import EncoderConfig
 from armor_ray.errors import ArmorError
-from armor_ray.models.hub import resolve_model
+from armor_ray.models.hub import loading, resolve_model
 
 Kind = Literal["query", "passage"]
 _E5_PREFIXES = {"query": "query: ", "passage": "passage: "}
+_IDENTITY_FILE = "armor_ray.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +64,32 @@ class BiEncoder(nn.Module):
             ArmorError: no such model, a folder without weights, or `max_length` beyond the model's positions.
         """
         source = resolve_model(config.model, revision=config.revision)
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
-        remote = config.trust_remote_code
-        options = _body_options(source, remote)
-        body = AutoModel.from_pretrained(source, revision=config.revision, trust_remote_code=remote, dtype=torch.float32, **options)
-        positions = getattr(body.config, "max_position_embeddings", None)
-        if positions is not None and config.max_length > positions:
-            raise ArmorError(f"max_length {config.max_length} exceeds the model's {positions} positions", where="encoder.max_length")
+        body, tokenizer = _load_parts(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
+        _require_positions(config.max_length, body, tokenizer)
         is_e5 = "e5" in Path(config.model).name.lower()
         identity = EncoderIdentity(
             pooling=config.pooling,
             query_prefix=config.query_prefix if config.query_prefix is not None else _E5_PREFIXES["query"] * is_e5,
             passage_prefix=config.passage_prefix if config.passage_prefix is not None else _E5_PREFIXES["passage"] * is_e5,
             max_length=config.max_length,
-            dimension=int(body.config.hidden_size),
+            dimension=body.config.hidden_size,
             base_weights=weights_fingerprint(body),
         )
         return cls(body, tokenizer, identity).eval()
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> BiEncoder:
-        """Loads what `save` wrote, identity included."""
-        folder = Path(folder)
+        """Loads what `save` wrote, identity included.
+
+        Raises:
+            ArmorError: a folder without weights, with damaged ones, or not written by `save`.
+        """
         source = resolve_model(str(folder))
         try:
-            identity = EncoderIdentity(**json.loads((folder / "armor_ray.json").read_text(encoding="utf-8")))
+            identity = EncoderIdentity(**json.loads((Path(source) / _IDENTITY_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            raise ArmorError("not an encoder exported by armor_ray (armor_ray.json missing or unreadable)", where=str(folder)) from None
-        body = AutoModel.from_pretrained(source, dtype=torch.float32, **_body_options(source))
-        return cls(body, AutoTokenizer.from_pretrained(source), identity).eval()
+            raise ArmorError(f"not an encoder exported by armor_ray ({_IDENTITY_FILE} missing or unreadable)", where=str(folder)) from None
+        return cls(*_load_parts(source), identity).eval()
 
     @property
     def dimension(self) -> int:
@@ -103,35 +101,35 @@ class BiEncoder(nn.Module):
 
     def tokenize(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
         """Token ids per text, prefix and special tokens included, cut at `max_length`."""
-        prefix = self.identity.query_prefix if kind == "query" else self.identity.passage_prefix
-        ids = self.tokenizer([prefix + text for text in texts], truncation=True, max_length=self.identity.max_length)["input_ids"]
-        return [list(row) for row in ids]
+        return self.tokenizer(self._prefixed(texts, kind), truncation=True, max_length=self.identity.max_length)["input_ids"]
 
     def count_truncated(self, texts: Sequence[str], kind: Kind) -> int:
         """How many of the texts lose tokens to `max_length`."""
-        prefix = self.identity.query_prefix if kind == "query" else self.identity.passage_prefix
-        rows = self.tokenizer([prefix + text for text in texts], truncation=False, verbose=False)["input_ids"]
+        rows = self.tokenizer(self._prefixed(texts, kind), truncation=False, verbose=False)["input_ids"]
         return sum(len(row) > self.identity.max_length for row in rows)
+
+    def _prefixed(self, texts: Sequence[str], kind: Kind) -> list[str]:
+        prefix = self.identity.query_prefix if kind == "query" else self.identity.passage_prefix
+        return [prefix + text for text in texts]
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Right-pads id rows to (input_ids [B, L], attention_mask [B, L])."""
-        length = max(len(row) for row in rows)
-        ids = torch.full((len(rows), length), self.tokenizer.pad_token_id or 0, dtype=torch.long)
-        mask = torch.zeros((len(rows), length), dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.as_tensor(row)
-            mask[i, : len(row)] = 1
-        return ids.to(self.device), mask.to(self.device)
+        lengths = np.array([len(row) for row in rows])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.full(mask.shape, self.tokenizer.pad_token_id or 0, np.int64)
+        ids[mask] = np.concatenate(rows)
+        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit vectors [B, D] in fp32."""
-        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        """Unit vectors [B, D] in fp32 (fp64 of an fp64 body)."""
+        hidden_BLD = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        wide = torch.promote_types(hidden_BLD.dtype, torch.float32)
         if self.identity.pooling == "cls":
-            pooled = hidden[:, 0].float()
+            pooled_BD = hidden_BLD[:, 0].to(wide)
         else:
-            weights = attention_mask.unsqueeze(-1).float()
-            pooled = (hidden.float() * weights).sum(1) / weights.sum(1).clamp(min=1.0)
-        return nn.functional.normalize(pooled, dim=-1)
+            weights_BL1 = attention_mask.unsqueeze(-1).to(wide)
+            pooled_BD = (hidden_BLD.to(wide) * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1.0)
+        return nn.functional.normalize(pooled_BD, dim=-1)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], kind: Kind, batch_tokens: int = 16384, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -158,42 +156,75 @@ class BiEncoder(nn.Module):
             self.train(training)
 
     def save(self, folder: str | Path) -> None:
-        """Writes a folder that SentenceTransformer, AutoModel and `from_folder` load; weights as safetensors."""
+        """Writes a folder that SentenceTransformer, AutoModel and `from_folder` load; weights as safetensors.
+
+        SentenceTransformer's `encode` treats a text as a query unless told otherwise (`encode_document`), as the query side is what
+        was adapted.
+        """
+        assert isinstance(self.body, PreTrainedModel), "adapters are merged before they are saved (training.lora.merged)"
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.body.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        identity = self.identity
-        pooling = {"word_embedding_dimension": identity.dimension, "include_prompt": True}
-        pooling |= {f"pooling_mode_{mode}": mode == _POOLING_NAMES[identity.pooling] for mode in _POOLING_NAMES.values()}
-        modules = [
-            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-            {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
-        ]
-        prompts = {"query": identity.query_prefix, "document": identity.passage_prefix}
-        settings = {"prompts": prompts, "default_prompt_name": "query", "similarity_fn_name": "cosine"}
-        for name, content in (
-            ("modules.json", modules),
-            ("1_Pooling/config.json", pooling),
-            ("sentence_bert_config.json", {"max_seq_length": identity.max_length, "do_lower_case": False}),
-            ("config_sentence_transformers.json", settings),
-            ("armor_ray.json", asdict(identity)),
-        ):
+        for name, content in {**_sentence_transformers_files(self.identity), _IDENTITY_FILE: asdict(self.identity)}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
         (folder / "2_Normalize").mkdir(exist_ok=True)
 
 
-_POOLING_NAMES = {"mean": "mean_tokens", "cls": "cls_token"}
+def _sentence_transformers_files(identity: EncoderIdentity) -> dict[str, Any]:
+    """JSON files by path, with the class and key names that every release since 2.0 reads (6 maps them silently to its own)."""
+    module = "sentence_transformers.models."
+    pooling_keys = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+    return {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": module + "Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": module + "Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize", "type": module + "Normalize"},
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": identity.dimension,
+            "include_prompt": True,
+            **{key: mode == identity.pooling for mode, key in pooling_keys.items()},
+        },
+        "sentence_bert_config.json": {"max_seq_length": identity.max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": identity.query_prefix, "document": identity.passage_prefix},
+            "default_prompt_name": "query" if identity.query_prefix else None,
+            "similarity_fn_name": "cosine",
+        },
+    }
+
+
+def _load_parts(source: str, revision: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """(body in fp32, tokenizer). A pooler head stays, so that exports are complete, but is frozen: no pooling here reads it."""
+    with loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        body = AutoModel.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, dtype=torch.float32)
+    for name, parameter in body.named_parameters():
+        if _is_pooler(name):
+            parameter.requires_grad_(False)
+    return body, tokenizer
+
+
+def _is_pooler(name: str) -> bool:
+    return name.startswith("pooler.")
+
+
+def _require_positions(max_length: int, body: Any, tokenizer: Any) -> None:
+    # RoBERTa counts two positions more than its tokenizer may use; a tokenizer without a limit reports a huge one.
+    positions = min(getattr(body.config, "max_position_embeddings", None) or max_length, tokenizer.model_max_length)
+    if max_length > positions:
+        raise ArmorError(f"max_length {max_length} exceeds the model's {positions} positions", where="encoder.max_length", hint="lower it")
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """16 hex digits over names and values of all weights."""
+    """16 hex digits over names and values of all weights that a vector depends on."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        if not _is_pooler(name):
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -214,9 +245,3 @@ def _arithmetic(device: torch.device, dtype: torch.dtype) -> contextlib.Abstract
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=dtype)
-
-
-def _body_options(source: str, trust_remote_code: bool = False) -> dict[str, Any]:
-    # BERT-like checkpoints carry a pooler that mean and cls pooling never use; without it DDP sees no unused parameters.
-    model_type = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).model_type
-    return {"add_pooling_layer": False} if model_type in {"bert", "roberta", "xlm-roberta", "mpnet"} else {}

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from armor_ray.demo.models import demo_encoder, demo_generator
 from armor_ray.errors import ArmorError
 
@@ -21,7 +23,7 @@ def resolve_model(model_id: str, revision: str | None = None) -> str:
     """The folder or Hugging Face id behind a configured model name.
 
     Args:
-        model_id: "demo/encoder" or "demo/generator" (fetched on first use), a local folder, or a Hugging Face id, which is returned as it is.
+        model_id: "demo/encoder" or "demo/generator" (fetched on first use), a local folder, or a Hugging Face id (returned as it is).
         revision: the configured revision; only a Hugging Face id has one.
 
     Raises:
@@ -67,9 +69,11 @@ def loading(model_id: str) -> Iterator[None]:
     """Turns the library's errors about a missing, gated or malformed model into one ArmorError that names it."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ArmorError(f"cannot load the model ({reason})", where=model_id, hint="check the id, your access to it and the network") from error
+        raise ArmorError(
+            f"cannot load the model ({reason})", where=model_id, hint="check the id, your access to it and the network"
+        ) from error
 
 
 def _refuse_revision(model_id: str, revision: str | None) -> None:

@@ -47,19 +47,20 @@ def pick_negatives(
     return top_mask(-scores_BN, allowed_BN & retrieved_BN, count)
 
 
-def allowed_negatives(text_BM: Tensor, document_BM: Tensor, positive_text_BK: Tensor, question_document_B: Tensor) -> Tensor:
-    """Says which passages may be negatives of which question: none of its positives, their copies or its document's passages.
+def allowed_negatives(text_BM: Tensor, document_BM: Tensor, positive_text_BK: Tensor, positive_document_BK: Tensor) -> Tensor:
+    """Says which passages may be negatives of which question: none of its positives, their copies or its documents' passages.
 
     The same rule serves retrieved and in-batch passages, so another question's positive that is also ours is never a negative.
 
     Args:
-        text_BM: [B, M] or [1, M] integer codes, equal for passages of equal text (hence for a passage and itself).
-        document_BM: codes of the passages' documents, same shape.
+        text_BM: [B, M] or [1, M] integer codes ≥ 0, equal for passages of equal text (hence for a passage and itself).
+        document_BM: codes ≥ 0 of the passages' documents, same shape.
         positive_text_BK: text codes of each question's positives, padded with -1.
-        question_document_B: code of each question's source document; -1 where it has none.
+        positive_document_BK: codes of the positives' documents, padded likewise.
 
     Returns:
         bool [B, M].
     """
     copy_BM = (text_BM.unsqueeze(-1) == positive_text_BK.unsqueeze(1)).any(dim=-1)
-    return ~copy_BM & (document_BM != question_document_B.unsqueeze(-1))
+    neighbour_BM = (document_BM.unsqueeze(-1) == positive_document_BK.unsqueeze(1)).any(dim=-1)
+    return ~(copy_BM | neighbour_BM)

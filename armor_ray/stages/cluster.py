@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
+import ray.data
 
 from armor_ray.config import ResourcesConfig
 from armor_ray.errors import ArmorError
 from armor_ray.workspace import Workspace
 
-OFFLINE_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# Nobody is told that this ran; and Ray's core logs a known, harmless line for every actor pool (ray#53727) at error level.
+DRIVER_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
 def connect(workspace: Workspace) -> None:
@@ -22,9 +24,13 @@ def connect(workspace: Workspace) -> None:
     Raises:
         ArmorError: the workspace is a path of this machine but the cluster has other machines.
     """
-    os.environ.update({name: os.environ.get(name, value) for name, value in OFFLINE_ENV.items()})
     if not ray.is_initialized():
-        ray.init(logging_level=logging.WARNING, log_to_driver=os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1")
+        for name, value in DRIVER_ENV.items():
+            os.environ.setdefault(name, value)
+        ray.init(logging_level=logging.ERROR, log_to_driver=os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1")
+        # The stages show their own progress, with a time left; Ray Data's is a block of log lines every ten seconds.
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
     hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if workspace.is_local and len(hosts) > 1 and os.environ.get("ARMOR_RAY_SHARED_FOLDER") != "1":
         raise ArmorError(

@@ -22,8 +22,7 @@ from armor_ray.stages.context import Context, Plan
 from armor_ray.workspace import Draft, Workspace
 
 STAGE = "embed"
-SHARD_ROWS = 262_144
-_BLOCK_ROWS = 1024
+_SHARD_BLOCKS = 128
 
 
 def plans(context: Context) -> list[Plan]:
@@ -67,6 +66,11 @@ def embed_dtype(config: EncoderConfig) -> torch.dtype:
     return torch.bfloat16 if config.embed_dtype == "bfloat16" else torch.float32
 
 
+def block_rows(num_passages: int) -> int:
+    """Passages of one unit of work: enough units to keep all actors busy to the end, few enough files for a large corpus."""
+    return min(4096, max(128, num_passages // 64))
+
+
 def run(context: Context, plan: Plan) -> None:
     workspace = context.workspace
     connect(workspace)
@@ -92,7 +96,8 @@ def encoder_identity(config: EncoderConfig) -> str:
 
 def _embed_missing(context: Context, blocks: str, num_passages: int) -> None:
     done = {os.path.basename(name) for name in context.workspace.files(blocks)}
-    ranges = [(start, min(start + _BLOCK_ROWS, num_passages)) for start in range(0, num_passages, _BLOCK_ROWS)]
+    size = block_rows(num_passages)
+    ranges = [(start, min(start + size, num_passages)) for start in range(0, num_passages, size)]
     todo = [{"start": start, "stop": stop} for start, stop in ranges if block_name(start) not in done]
     if not todo:
         return
@@ -112,11 +117,12 @@ def _embed_missing(context: Context, blocks: str, num_passages: int) -> None:
 
 
 def _assemble(workspace: Workspace, blocks: str, num_passages: int, folder: Path) -> tuple[int, int]:
-    """Joins blocks to shards of `SHARD_ROWS` rows, one shard in memory at a time; returns (dimension, truncated passages)."""
+    """Joins blocks to shards of `_SHARD_BLOCKS` blocks, one shard in memory at a time; returns (dimension, truncated passages)."""
     dimension = truncated = 0
-    for shard, first in enumerate(range(0, num_passages, SHARD_ROWS)):
+    starts = range(0, num_passages, block_rows(num_passages))
+    for shard, first in enumerate(range(0, len(starts), _SHARD_BLOCKS)):
         parts = []
-        for start in range(first, min(first + SHARD_ROWS, num_passages), _BLOCK_ROWS):
+        for start in starts[first : first + _SHARD_BLOCKS]:
             vectors, cut = _load_block(workspace, f"{blocks}/{block_name(start)}")
             parts.append(vectors)
             truncated += cut
@@ -140,6 +146,7 @@ def _block_bytes(vectors: np.ndarray, truncated: int) -> bytes:
 
 
 def block_name(start: int) -> str:
+    """File name of the block that begins at this row."""
     return f"rows-{start:012d}.npz"
 
 

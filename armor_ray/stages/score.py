@@ -21,7 +21,8 @@ from tqdm import tqdm
 from armor_ray.config import Config, GeneratorConfig
 from armor_ray.corpus.schemas import UTILITIES
 from armor_ray.errors import ArmorError
-from armor_ray.models.generators import generator_identity, load_generator
+from armor_ray.models.generators import load_generator
+from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.generators.protocol import ScoreRequest
 from armor_ray.objectives.likelihoods import combine_answers
 from armor_ray.stages.cluster import connect, plan_actors

@@ -4,28 +4,36 @@ Every rank computes the same global batch from (seed, epoch, step) and takes its
 passages of the whole batch: passages are frozen, so negatives across devices need no communication, and two ranks compute
 exactly what one process with the double batch computes.
 
-Shape legend: B questions of this rank, N pool columns, P in-batch passages, D embedding dimension.
+Shape legend: Q questions of the split, B of this rank, N pool columns, K positives, P in-batch passages, L tokens, D dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from armor_ray.errors import ArmorError
-from armor_ray.objectives.batch import ObjectiveBatch
-from armor_ray.training.table import PADDING, QuestionPools, TrainingTable
+from armor_ray.models.bi_encoder import BiEncoder
+from armor_ray.objectives.selection import allowed_negatives
+from armor_ray.training.table import PADDING, QuestionPools, TrainingTable, pad_pools
 
 InBatch = Literal["none", "positives", "pools"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Which questions form each step: a seeded permutation per epoch, cut to whole batches so that all ranks take equal steps."""
+    """Which questions form each step: a seeded permutation per epoch, cut to whole batches so that all ranks take equal steps.
+
+    The up to `batch_size` - 1 questions left over differ from epoch to epoch.
+
+    Raises:
+        ArmorError: ranks cannot share a batch evenly, or there are too few questions for one batch.
+    """
 
     num_questions: int
     batch_size: int
@@ -34,83 +42,92 @@ class BatchPlan:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size % self.world_size:
-            raise ArmorError(
-                f"batch_size {self.batch_size} is not a multiple of {self.world_size} workers", where="training.batch_size"
-            )
+        if self.batch_size % self.world_size or not self.batch_size:
+            message = f"{self.batch_size} questions a batch cannot be shared evenly by {self.world_size} workers"
+            raise ArmorError(message, where="training.batch_size", hint="use a multiple of training.workers")
         if self.num_questions < self.batch_size:
-            raise ArmorError(
-                f"{self.num_questions} questions do not fill one batch of {self.batch_size}", where="training.batch_size", hint="lower it"
-            )
+            message = f"{self.num_questions} questions do not fill one batch of {self.batch_size}"
+            raise ArmorError(message, where="training.batch_size", hint="lower it")
 
     @property
     def steps_per_epoch(self) -> int:
         return self.num_questions // self.batch_size
 
-    def epoch(self, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (all questions of the step, this rank's share of them)."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_questions)
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(all questions of a step, this rank's share of them); steps count on through the epochs."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = _permutation(self.num_questions, self.seed, epoch)
+        everyone = order[position * self.batch_size : (position + 1) * self.batch_size]
         share = self.batch_size // self.world_size
-        for step in range(self.steps_per_epoch):
-            everyone = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield everyone, everyone[self.rank * share : (self.rank + 1) * share]
+        return everyone, everyone[self.rank * share : (self.rank + 1) * share]
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(num_questions: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(num_questions)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One rank's share of a step, on its device: tokenised questions, and the `ObjectiveBatch` fields that need no gradient."""
+
+    input_ids_BL: Tensor
+    attention_mask_BL: Tensor
+    frozen: dict[str, Tensor]
 
 
 class Batcher:
-    """Gathers vectors and masks for a step. Pools may be extended between steps (`candidates.refresh`)."""
+    """Gathers tokens, vectors and masks for a step. `pools` may grow between steps (`candidates.refresh`)."""
 
-    def __init__(self, table: TrainingTable, pools: QuestionPools, in_batch: InBatch) -> None:
-        self._table = table
+    def __init__(self, table: TrainingTable, pools: QuestionPools, in_batch: InBatch, encoder: BiEncoder) -> None:
+        self._passages_CD = table.passages_CD
+        self._document_C = table.document_C
+        self._text_C = table.text_C
         self._pools = pools
         self._in_batch = in_batch
+        self._encoder = encoder
+        self._tokens = encoder.tokenize(pools.questions, "query")
+        self._positive_QK = pad_pools(pools.positives)
 
-    def build(
-        self, everyone: np.ndarray, mine: np.ndarray, encode: Callable[[list[str]], torch.Tensor], device: torch.device
-    ) -> ObjectiveBatch:
-        """The step's tensors; `encode` maps question texts to query vectors [B, D] with gradient."""
-        pools, table = self._pools, self._table
-        pool = pools.pool_QN[mine]
-        valid = pool != PADDING
-        positives = [pools.positives[i] for i in mine]
-        positive, forbidden = self._pool_masks(pool, valid, positives)
-        extra = self._in_batch_rows(everyone)
-        batch = {
-            "base_query_BD": pools.base_query_QD[mine],
-            "pool_BND": table.passages_CD[np.where(valid, pool, 0)],
-            "pool_valid_BN": valid,
-            "positive_BN": positive,
-            "negative_BN": valid & ~forbidden,
-            "log_likelihood_BN": np.where(pools.scored_QN[mine], pools.log_likelihood_QN[mine], 0.0).astype(np.float32),
-            "scored_BN": pools.scored_QN[mine] & valid,
-            "extra_PD": table.passages_CD[extra],
-            "extra_negative_BP": self._extra_mask(extra, pool, positives),
+    def build(self, everyone: np.ndarray, mine: np.ndarray) -> StepInputs:
+        """The inputs of the questions `mine`, with in-batch passages from `everyone`."""
+        pool_BN, log_likelihood_BN, scored_BN = self._pool_columns(mine)
+        valid_BN = pool_BN != PADDING
+        positive_BK = self._positive_QK[mine]
+        rows_BN = np.where(valid_BN, pool_BN, 0)
+        extra_P = self._in_batch_rows(everyone)
+        # A passage of the question's own pool would count twice in the denominator.
+        known_BP = (extra_P[None, :, None] == pool_BN[:, None, :]).any(-1)
+        arrays = {
+            "base_query_BD": self._pools.base_query_QD[mine],
+            "pool_BND": self._passages_CD[rows_BN],
+            "pool_valid_BN": valid_BN,
+            "positive_BN": (pool_BN[:, :, None] == positive_BK[:, None, :]).any(-1) & valid_BN,
+            "negative_BN": self._allowed(rows_BN, positive_BK) & valid_BN,
+            "log_likelihood_BN": log_likelihood_BN,
+            "scored_BN": scored_BN & valid_BN,
+            "extra_PD": self._passages_CD[extra_P],
+            "extra_negative_BP": self._allowed(extra_P[None], positive_BK) & ~known_BP,
         }
-        tensors = {name: torch.as_tensor(np.ascontiguousarray(array)).to(device) for name, array in batch.items()}
-        return ObjectiveBatch(query_BD=encode([pools.questions[i] for i in mine]), **tensors)
+        device = self._encoder.device
+        input_ids_BL, attention_mask_BL = self._encoder.pad([self._tokens[i] for i in mine])
+        return StepInputs(input_ids_BL, attention_mask_BL, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
 
-    def _pool_masks(self, pool: np.ndarray, valid: np.ndarray, positives: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        positive = np.zeros_like(valid)
-        forbidden = np.zeros_like(valid)
-        for b, rows in enumerate(positives):
-            positive[b] = np.isin(pool[b], rows) & valid[b]
-            forbidden[b] = self._near(pool[b], rows)
-        return positive, forbidden
+    def _pool_columns(self, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pools of these questions without the columns that are padding for all of them."""
+        pool_BN = self._pools.pool_QN[mine]
+        used = slice(int((pool_BN != PADDING).sum(1).max(initial=0)))
+        return pool_BN[:, used], self._pools.log_likelihood_QN[mine, used], self._pools.scored_QN[mine, used]
 
     def _in_batch_rows(self, everyone: np.ndarray) -> np.ndarray:
         if self._in_batch == "none":
             return np.empty(0, np.int64)
-        if self._in_batch == "positives":
-            return np.unique(np.concatenate([self._pools.positives[i] for i in everyone]))
-        rows = np.unique(self._pools.pool_QN[everyone])
+        rows = np.unique(self._positive_QK[everyone] if self._in_batch == "positives" else self._pools.pool_QN[everyone])
         return rows[rows != PADDING]
 
-    def _extra_mask(self, extra: np.ndarray, pool: np.ndarray, positives: list[np.ndarray]) -> np.ndarray:
-        # A passage already in the question's own pool would be counted twice in the denominator.
-        allowed = [~self._near(extra, rows) & ~np.isin(extra, pool[b]) for b, rows in enumerate(positives)]
-        return np.stack(allowed) if len(extra) else np.zeros((len(positives), 0), bool)
-
-    def _near(self, rows: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """Whether each row is a positive, lies in a positive's document or repeats a positive's text: never a negative."""
-        table = self._table
-        same_document = np.isin(table.document_C[rows], table.document_C[positives])
-        return same_document | np.isin(table.text_C[rows], table.text_C[positives])
+    def _allowed(self, rows_BM: np.ndarray, positive_BK: np.ndarray) -> np.ndarray:
+        """`allowed_negatives` by passage rows, [B, M] or [1, M] (the same for all questions)."""
+        unused_BK = positive_BK == PADDING
+        codes = [np.where(unused_BK, PADDING, codes_C[positive_BK]) for codes_C in (self._text_C, self._document_C)]
+        arrays = (self._text_C[rows_BM], self._document_C[rows_BM], *codes)
+        return allowed_negatives(*(torch.from_numpy(array) for array in arrays)).numpy()

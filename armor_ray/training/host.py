@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from armor_ray.training.table import QuestionPools
 
 
 class Host(Protocol):
-    """The loop's view of its surroundings."""
+    """The loop's view of its surroundings. With more than one rank, torch's default process group connects them."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module with gradients averaged over ranks in `forward`."""
+        """The module with gradients averaged over ranks, for its `forward` to be called."""
         ...
 
     def broadcast(self, value: Any) -> Any:
@@ -33,7 +33,7 @@ class Host(Protocol):
         ...
 
     def report(self, metrics: dict[str, float], checkpoint: Path) -> None:
-        """Hands over metrics and, from rank 0, a folder to resume from. Every rank calls it equally often."""
+        """Hands over metrics and, from rank 0, a folder to resume from, gone after the call. Every rank calls it equally often."""
         ...
 
     def resume_from(self) -> contextlib.AbstractContextManager[Path | None]:
@@ -58,7 +58,7 @@ class LocalHost:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.device = torch.device(device)
         self.reports: list[dict[str, float]] = []
-        self._checkpoint = folder / "checkpoint"
+        self._folder = folder
 
     def wrap(self, module: nn.Module) -> nn.Module:
         return module
@@ -68,9 +68,27 @@ class LocalHost:
 
     def report(self, metrics: dict[str, float], checkpoint: Path) -> None:
         self.reports.append(metrics)
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
-        shutil.copytree(checkpoint, self._checkpoint)
+        older = self._checkpoints()
+        unfinished = self._folder / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(checkpoint, unfinished)
+        # Named only once it is whole: a run killed in between resumes from the one before.
+        unfinished.rename(self._folder / f"checkpoint-{int(metrics['step']):09d}")
+        for folder in older:
+            shutil.rmtree(folder)
 
     @contextlib.contextmanager
     def resume_from(self) -> Iterator[Path | None]:
-        yield self._checkpoint if self._checkpoint.exists() else None
+        yield max(self._checkpoints(), default=None)
+
+    def _checkpoints(self) -> list[Path]:
+        return list(self._folder.glob("checkpoint-*"))
+
+
+def average_over_ranks(values: Tensor, host: Host) -> Tensor:
+    """The mean of every rank's `values`, on every rank. Every rank calls it with the same shape."""
+    if host.world_size == 1:
+        return values
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total / host.world_size

@@ -6,37 +6,42 @@ optimisation: two parameter groups, the joint or alternating temperature schedul
 
 from __future__ import annotations
 
-import functools
 import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from armor_ray.config import Config
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.objectives.losses import weight_anchor
 from armor_ray.objectives.recipes import LossTerms, Objective
 from armor_ray.training.batches import Batcher, BatchPlan
-from armor_ray.training.host import Host, PairScorer
+from armor_ray.training.host import Host, PairScorer, average_over_ranks
 from armor_ray.training.lora import add_lora
+from armor_ray.training.optimization import ENCODER, TEMPERATURES, learning_rate, make_optimizers
 from armor_ray.training.refresh import PoolRefresher
-from armor_ray.training.state import Progress, RetrieverStep, load_checkpoint, load_weights, save_checkpoint, trainable_weights
-from armor_ray.training.table import TrainingTable
+from armor_ray.training.state import Progress, RetrieverStep, load_checkpoint, load_weights, save_checkpoint
+from armor_ray.training.table import QuestionPools, TrainingTable
 from armor_ray.training.validation import Validator
 
 HistorySink = Callable[[dict[str, float]], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """The best encoder by validation and how the run went; the same on every rank."""
+    """How a run went; the same on every rank.
+
+    Attributes:
+        encoder: at the best validation step, in eval mode; with its adapters under LoRA (`lora.merged`).
+        temperatures: τ of "rag" and "infonce" at that step.
+        progress: where the run ended, with its history.
+        validation: recall of `encoder`, by "R@k".
+    """
 
     encoder: BiEncoder
     temperatures: dict[str, float]
@@ -44,189 +49,222 @@ class TrainingResult:
     validation: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Questions that one kind of step learns from: how they are batched, and their names for error messages."""
+
+    pools: QuestionPools
+    plan: BatchPlan
+    batcher: Batcher
+
+
 class Trainer:
-    """Owns module, optimizers and data of one run. `run` trains to the end and returns the best checkpoint."""
+    """Owns module, optimizers and data of one run. `run` trains to the end and returns the best checkpoint.
+
+    Args:
+        config: the whole configuration; `seed`, `objective`, `training` and `candidates` are read.
+        table: never written to.
+        encoder: the base encoder; trained in place.
+        host: process group, reports, checkpoints. A checkpoint found there is resumed from at once.
+        score: scores pairs that no pool holds; needed unless `candidates.refresh` is `never`.
+        sink: receives each history row as it is made, on rank 0.
+
+    Raises:
+        ArmorError: batches that ranks cannot share, too few questions for one batch, nothing to score with, a damaged checkpoint.
+    """
 
     def __init__(
-        self, config: Config, table: TrainingTable, encoder: BiEncoder, host: Host, score: PairScorer | None = None, sink: HistorySink | None = None
+        self,
+        config: Config,
+        table: TrainingTable,
+        encoder: BiEncoder,
+        host: Host,
+        score: PairScorer | None = None,
+        sink: HistorySink | None = None,
     ) -> None:
         training = config.training
         self.config = config
         self.host = host
-        self.table = table
-        self.sink = sink
-        self.plan = BatchPlan(len(table.train), training.batch_size, config.seed, host.rank, host.world_size)
         self.validator = Validator(table)
         torch.manual_seed(config.seed)
         if training.lora is not None:
             add_lora(encoder, training.lora)
-        objective = Objective(config.objective, top_k=config.candidates.top_k)
-        self.module = RetrieverStep(encoder, objective).to(host.device)
-        self.base_weights = trainable_weights(encoder) if config.objective.weight_anchor else {}
-        self.optimizers = self._optimizers()
-        self.batcher = Batcher(table, table.train, config.objective.in_batch)
-        self.alternating = config.objective.temperature_schedule == "alternating" and "temperatures" in self.optimizers
-        self.refresher = PoolRefresher(config.candidates, table.passages_CD, score, host) if config.candidates.refresh != "never" else None
+        self.module = RetrieverStep(encoder.to(host.device), Objective(config.objective, config.candidates.top_k).to(host.device))
+        self.optimizers = make_optimizers(encoder, self.module.objective.temperature_parameters(), training)
+        refreshed = config.candidates.refresh != "never"
+        pools = table.train.with_own_pools() if refreshed else table.train
+        self._refresher = PoolRefresher(config.candidates, table.passages_CD, pools, score, host) if refreshed else None
+        self._train = self._phase(table, pools, training.batch_size, config.seed)
+        alternating = config.objective.temperature_schedule == "alternating" and TEMPERATURES in self.optimizers
+        self._held_out = self._validation_phase(table) if alternating else None
+        self._sink = sink
         self.progress = self._restore()
-        self.ddp = host.wrap(self.module)
+        self._ddp = host.wrap(self.module)
 
-    @property
-    def total_steps(self) -> int:
-        return self.plan.steps_per_epoch * self.config.training.epochs
+    def _phase(self, table: TrainingTable, pools: QuestionPools, batch_size: int, seed: int) -> _Phase:
+        plan = BatchPlan(len(pools), batch_size, seed, self.host.rank, self.host.world_size)
+        return _Phase(pools, plan, Batcher(table, pools, self.config.objective.in_batch, self.module.encoder))
 
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        training = self.config.training
-        weights = [p for p in self.module.encoder.parameters() if p.requires_grad]
-        optimizers: dict[str, torch.optim.Optimizer] = {
-            "encoder": torch.optim.AdamW(weights, lr=training.learning_rate, weight_decay=training.weight_decay)
-        }
-        temperatures = list(self.module.objective.temperature_parameters())
-        if temperatures:
-            optimizers["temperatures"] = torch.optim.AdamW(temperatures, lr=training.temperature_learning_rate, weight_decay=0.0)
-        return optimizers
+    def _validation_phase(self, table: TrainingTable) -> _Phase:
+        """Validation batches are as large as training batches where there are questions enough; they repeat without end."""
+        pools, ranks = table.validation, self.host.world_size
+        size = min(self.config.training.batch_size, len(pools) // ranks * ranks)
+        if not size:
+            message = f"{len(pools)} validation questions for {ranks} workers; the alternating schedule needs one each"
+            raise ArmorError(message, where="objective.temperature_schedule", hint="raise data.validation_fraction")
+        return self._phase(table, pools, size, self.config.seed + 1)
 
     def _restore(self) -> Progress:
         with self.host.resume_from() as folder:
             if folder is None:
                 return Progress()
-            return load_checkpoint(folder, self.module, self.optimizers, self._changing_pools())
+            return load_checkpoint(folder, self.module, self.optimizers, self._growing_pools())
 
-    def _changing_pools(self) -> dict[str, Any]:
-        return {"train": self.table.train} if self.refresher is not None else {}
+    def _growing_pools(self) -> QuestionPools | None:
+        return self._train.pools if self._refresher is not None else None
 
     # -- the run ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def total_steps(self) -> int:
+        return self._train.plan.steps_per_epoch * self.config.training.epochs
+
     def run(self) -> TrainingResult:
-        """Trains from where the newest checkpoint left off to the last epoch or the early stop."""
+        """Trains from where the newest checkpoint left off to the last step or the early stop.
+
+        Raises:
+            ArmorError: a loss or gradient that is not finite; no weight moves in that step.
+        """
         if self.progress.step == 0:
             self._evaluate()
-        evaluate_at = self._evaluation_steps()
-        for epoch in range(self.config.training.epochs):
-            first = epoch * self.plan.steps_per_epoch
-            for offset, (everyone, mine) in enumerate(self.plan.epoch(epoch)):
-                step = first + offset
-                if step < self.progress.step:
-                    continue
-                if self.progress.stopped:
-                    break
-                self._train_step(step, everyone, mine)
-                self.progress.step = step + 1
-                if self.progress.step in evaluate_at:
-                    self._end_of_interval(epoch_ended=offset + 1 == self.plan.steps_per_epoch)
+        while self.progress.step < self.total_steps and not self._out_of_patience():
+            self._train_step(self.progress.step)
+            self.progress.step += 1
+            if self._is_evaluated(self.progress.step):
+                self._end_interval()
         return self._finish()
 
-    def _evaluation_steps(self) -> set[int]:
-        per_epoch = self.config.training.evaluations_per_epoch
-        steps = self.plan.steps_per_epoch
-        within = {max(1, round(steps * (i + 1) / per_epoch)) for i in range(per_epoch)}
-        return {epoch * steps + step for epoch in range(self.config.training.epochs) for step in within}
+    def _out_of_patience(self) -> bool:
+        patience = self.config.training.patience
+        return patience is not None and self.progress.stale_evaluations >= patience
 
-    def _train_step(self, step: int, everyone: np.ndarray, mine: np.ndarray) -> None:
-        # Dropout as a function of (seed, step, rank): a resumed run repeats it without any stored random state.
-        torch.manual_seed(hash((self.config.seed, step, self.host.rank)) & 0x7FFFFFFF)
-        self._set_learning_rate(step)
-        if self.refresher is not None and self.config.candidates.refresh == "step":
-            self.refresher.refresh(self.module.encoder, self.table.train, everyone)
+    def _is_evaluated(self, steps: int) -> bool:
+        """Whether an evaluation follows after so many steps: they are spread evenly, the last at the epoch's end."""
+        per_epoch, length = self.config.training.evaluations_per_epoch, self._train.plan.steps_per_epoch
+        position = (steps - 1) % length + 1
+        return position * per_epoch // length > (position - 1) * per_epoch // length
+
+    def _train_step(self, step: int) -> None:
+        everyone, mine = self._train.plan.batch(step)
+        if self._refresher is not None and self.config.candidates.refresh == "step":
+            self._refresher.refresh(self.module.encoder, everyone)
+        rate = learning_rate(step, self.total_steps, self.config.training)
+        for group in self.optimizers[ENCODER].param_groups:
+            group["lr"] = rate
+        self._reseed(step)
         self.module.train(self.config.training.dropout)
-        terms, gradient_norm = self._backward(self.batcher, everyone, mine, regularised=True)
-        self._step(step, everyone, terms, gradient_norm, ["encoder"] if self.alternating else list(self.optimizers))
-        if self.alternating:
-            self._temperature_step(step)
-        self._record(step, terms, gradient_norm)
+        self._clear_gradients()
+        with self._arithmetic():
+            terms: LossTerms = self._ddp(self._train.batcher.build(everyone, mine), True)
+        terms.total.backward()
+        row = {"step": float(step + 1), "learning_rate": rate, **self._numbers(terms)}
+        row["gradient_norm"] = float(nn.utils.clip_grad_norm_(self._weights(), self.config.training.gradient_clip))
+        joint = [] if self._held_out is not None else self._temperature_gradients()
+        self._require_finite(step, [row["loss"], row["gradient_norm"], *joint], self._train, everyone)
+        for name in [ENCODER] if self._held_out is not None else self.optimizers:
+            self.optimizers[name].step()
+        if self._held_out is not None:
+            row["temperature_loss"] = self._temperature_step(step, self._held_out)
+        self._remember(row)
 
-    def _backward(self, batcher: Batcher, everyone: np.ndarray, mine: np.ndarray, regularised: bool) -> tuple[LossTerms, float]:
+    def _temperature_step(self, step: int, phase: _Phase) -> float:
+        """The released schedule's second half: temperatures learn on validation batches, the regularisers off; returns that loss."""
+        everyone, mine = phase.plan.batch(step)
+        self.module.eval()
+        with torch.no_grad(), self._arithmetic():
+            batch = self.module.batch(phase.batcher.build(everyone, mine))
+        terms = self.module.objective(batch, regularised=False)
+        # Two scalars: averaged by hand, so that neither the encoder's backward pass nor DDP's hooks run.
+        alphas = self.module.objective.temperature_parameters()
+        gradients = average_over_ranks(torch.stack(torch.autograd.grad(terms.total, alphas)), self.host)
+        loss = self._numbers(terms)["loss"]
+        self._require_finite(step, [loss, *gradients.tolist()], phase, everyone)
+        for alpha, gradient in zip(alphas, gradients, strict=True):
+            alpha.grad = gradient
+        self.optimizers[TEMPERATURES].step()
+        return loss
+
+    def _reseed(self, step: int) -> None:
+        # Dropout as a function of (seed, step, rank): a resumed run repeats it without any stored random state.
+        torch.manual_seed(int(np.random.SeedSequence([self.config.seed, step, self.host.rank]).generate_state(1, np.uint64)[0]))
+
+    def _clear_gradients(self) -> None:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        build = functools.partial(batcher.build, everyone, mine, device=self.host.device)
-        with self._arithmetic():
-            terms = self.ddp(lambda encode: build(encode=encode), regularised)
-            loss = terms.total
-            if self.base_weights and regularised:
-                loss = loss + self.config.objective.weight_anchor * weight_anchor(dict(self.module.encoder.named_parameters()), self.base_weights)
-        loss.backward()
-        weights = self.optimizers["encoder"].param_groups[0]["params"]
-        return terms, float(nn.utils.clip_grad_norm_(weights, self.config.training.gradient_clip))
 
-    def _step(self, step: int, everyone: np.ndarray, terms: LossTerms, gradient_norm: float, which: list[str]) -> None:
-        # DDP has averaged the gradients, so a rank's NaN is every rank's NaN here and all of them stop together.
-        if not (math.isfinite(gradient_norm) and math.isfinite(float(terms.total.detach()))):
-            names = ", ".join(self.table.train.example_ids[i] for i in everyone[:8])
-            raise ArmorError(
-                f"loss or gradient is not finite (loss {float(terms.total.detach())}, gradient norm {gradient_norm}); batch: {names}",
-                where=f"training step {step}",
-                hint="lower training.learning_rate or raise objective.tau_min",
-            )
-        for name in which:
-            self.optimizers[name].step()
+    def _weights(self) -> list[Tensor]:
+        return self.optimizers[ENCODER].param_groups[0]["params"]
 
-    def _temperature_step(self, step: int) -> None:
-        """The released schedule: temperatures learn on validation batches, the regulariser off."""
-        validation = self.table.validation
-        size = min(self.config.training.batch_size, len(validation) - len(validation) % self.host.world_size)
-        plan = BatchPlan(len(validation), size, self.config.seed + 1, self.host.rank, self.host.world_size)
-        batches = list(plan.epoch(step // plan.steps_per_epoch))
-        everyone, mine = batches[step % plan.steps_per_epoch]
-        batcher = Batcher(self.table, validation, self.config.objective.in_batch)
-        self.module.eval()
-        terms, gradient_norm = self._backward(batcher, everyone, mine, regularised=False)
-        self._step(step, everyone, terms, gradient_norm, ["temperatures"])
+    def _temperature_gradients(self) -> list[float]:
+        return [float(alpha.grad) for alpha in self.module.objective.temperature_parameters() if alpha.grad is not None]
 
-    def _set_learning_rate(self, step: int) -> None:
-        training = self.config.training
-        warmup = max(1, round(training.warmup_fraction * self.total_steps))
-        factor = min(1.0, (step + 1) / warmup)
-        if training.schedule == "linear" and step >= warmup:
-            factor = max(0.0, (self.total_steps - step) / max(1, self.total_steps - warmup))
-        for group in self.optimizers["encoder"].param_groups:
-            group["lr"] = training.learning_rate * factor
-
-    def _arithmetic(self) -> Any:
+    def _arithmetic(self) -> torch.autocast:
         precision = self.config.training.precision
         wanted = precision == "bfloat16" or (precision == "auto" and self.host.device.type == "cuda")
         return torch.autocast(self.host.device.type, dtype=torch.bfloat16, enabled=wanted)
 
+    def _require_finite(self, step: int, values: list[float], phase: _Phase, everyone: np.ndarray) -> None:
+        # Losses and gradients are averages over ranks, so one rank's NaN is every rank's and all of them stop here, before any moves.
+        if all(math.isfinite(value) for value in values):
+            return
+        names = ", ".join(phase.pools.example_ids[i] for i in everyone[:16])
+        raise ArmorError(
+            f"loss or gradient is not finite ({', '.join(f'{value:g}' for value in values)}) for the batch {names}",
+            where=f"training step {step + 1}",
+            hint="lower training.learning_rate or raise objective.tau_min",
+        )
+
     # -- looking up from the work ----------------------------------------------------------------------------------------------
 
-    def _record(self, step: int, terms: LossTerms, gradient_norm: float) -> None:
-        row = {"step": float(step + 1), "loss": float(terms.total.detach()), "gradient_norm": gradient_norm}
-        row |= {name: float(value) for name, value in terms.terms.items()}
-        row |= {f"tau_{name}": value for name, value in self.module.objective.temperature_values().items()}
-        self._remember(row)
+    def _numbers(self, terms: LossTerms) -> dict[str, float]:
+        """A history row's losses and counts over the questions of all ranks."""
+        means = {"loss": terms.total.detach(), **terms.terms, "drift": terms.drift}
+        means |= {f"tau_{name}": tau for name, tau in terms.temperatures.items()}
+        counts = {f"skipped_{name}": count for name, count in terms.skipped.items()}
+        values = torch.stack([value.to(terms.total) for value in (*means.values(), *counts.values())])
+        row = dict(zip([*means, *counts], average_over_ranks(values, self.host).tolist(), strict=True))
+        return row | {name: row[name] * self.host.world_size for name in counts}
 
     def _remember(self, row: dict[str, float]) -> None:
         self.progress.history.append(row)
-        if self.sink is not None and self.host.rank == 0:
-            self.sink(row)
-
-    def _end_of_interval(self, epoch_ended: bool) -> None:
-        if self.refresher is not None and epoch_ended and self.config.candidates.refresh == "epoch":
-            self.refresher.refresh(self.module.encoder, self.table.train, np.arange(len(self.table.train)))
-        metrics = self._evaluate()
-        patience = self.config.training.patience
-        self.progress.stopped = patience is not None and self.progress.stale_evaluations >= patience
-        with tempfile.TemporaryDirectory() as folder:
-            if self.host.rank == 0:
-                save_checkpoint(Path(folder), self.module, self.optimizers, self.progress, self._changing_pools())
-            self.host.report(metrics, Path(folder))
+        if self._sink is not None and self.host.rank == 0:
+            self._sink(row)
 
     def _evaluate(self) -> dict[str, float]:
-        """Validation recall of the current encoder against the whole index, computed by rank 0 only."""
-        metrics = self.validator.recall(self.module.encoder) if self.host.rank == 0 else None
-        metrics = self.host.broadcast(metrics)
-        self._remember({"step": float(self.progress.step), **{f"validation_{name}": value for name, value in metrics.items()}})
-        metric = metrics[self.config.training.metric]
-        if self.progress.step == 0:
-            return metrics  # the base encoder: on record, but never the "best checkpoint" of a training that made things worse
-        if metric > self.progress.best_metric:
-            self.progress.best_metric, self.progress.best_step, self.progress.stale_evaluations = metric, self.progress.step, 0
-            self.progress.best_weights = trainable_weights(self.module)
-        else:
-            self.progress.stale_evaluations += 1
-        return {**metrics, "step": float(self.progress.step)}
+        """Validation recall of the current encoder, computed by rank 0; into the history."""
+        recall = self.host.broadcast(self.validator.recall(self.module.encoder) if self.host.rank == 0 else None)
+        self._remember({"step": float(self.progress.step), **{f"validation_{name}": value for name, value in recall.items()}})
+        return recall
+
+    def _end_interval(self) -> None:
+        """Refresh at the end of an epoch, evaluation, checkpoint."""
+        step = self.progress.step
+        epoch_ended = step % self._train.plan.steps_per_epoch == 0
+        if self._refresher is not None and self.config.candidates.refresh == "epoch" and epoch_ended and step < self.total_steps:
+            self._refresher.refresh(self.module.encoder, np.arange(len(self._train.pools)))
+        recall = self._evaluate()
+        self.progress.observe(recall[self.config.training.metric], self.module)
+        with tempfile.TemporaryDirectory() as folder:
+            if self.host.rank == 0:
+                save_checkpoint(Path(folder), self.module, self.optimizers, self.progress, self._growing_pools())
+            self.host.report({**recall, "step": float(step)}, Path(folder))
 
     def _finish(self) -> TrainingResult:
         load_weights(self.module, self.progress.best_weights)
+        self._clear_gradients()
         self.module.eval()
-        metrics = self.validator.recall(self.module.encoder) if self.host.rank == 0 else None
-        temperatures = self.module.objective.temperature_values()
-        return TrainingResult(self.module.encoder, temperatures, self.progress, self.host.broadcast(metrics))
+        temperatures = {name: tau().item() for name, tau in self.module.objective.temperatures.items()}
+        prefix = "validation_"
+        rows = [row for row in self.progress.history if row["step"] == self.progress.best_step]
+        validation = {name.removeprefix(prefix): value for row in rows for name, value in row.items() if name.startswith(prefix)}
+        return TrainingResult(self.module.encoder, temperatures, self.progress, validation)

@@ -1,113 +1,150 @@
 """The mutable state of a training run, and its checkpoint: what a killed run needs to end as the uninterrupted one.
 
-No random state is stored: data order and dropout are functions of (seed, epoch, step).
+No random state is stored: data order and dropout are functions of (seed, epoch, step, rank).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import pickle
+import zipfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.objectives.recipes import Objective
+from armor_ray.objectives.batch import ObjectiveBatch
+from armor_ray.objectives.losses import weight_anchor
+from armor_ray.objectives.recipes import LossTerms, Objective
+from armor_ray.training.batches import StepInputs
 from armor_ray.training.table import QuestionPools
 
-_FILE = "state.pt"
+_TENSORS = "state.pt"
+_PROGRESS = "progress.json"
+_POOLS = "pools.npz"
+_POOL_FIELDS = ("pool_QN", "log_likelihood_QN", "scored_QN")
 
 
 class RetrieverStep(nn.Module):
-    """Encoder and objective as one module, so that DDP sees every parameter and its `forward` hooks always run."""
+    """Encoder and objective as one module, so that DDP sees every parameter and its `forward` hooks always run.
+
+    Build it when the encoder is on its device and at its base weights: the weight anchor holds on to those. Adapters are anchored to
+    their start.
+    """
 
     def __init__(self, encoder: BiEncoder, objective: Objective) -> None:
         super().__init__()
         self.encoder = encoder
         self.objective = objective
+        self._anchor_weight = objective.config.weight_anchor
+        self._base_weights = [p.detach().clone() for p in self._anchored()] if self._anchor_weight else []
 
-    def forward(self, build_batch: Any, regularised: bool) -> Any:
-        """Builds the batch (query texts are encoded inside) and returns the objective's loss terms."""
-        return self.objective(build_batch(self._encode), regularised=regularised)
+    def forward(self, inputs: StepInputs, regularised: bool) -> LossTerms:
+        """Loss of one batch; `regularised` False leaves out everything that holds the encoder near its base."""
+        terms = self.objective(self.batch(inputs), regularised)
+        if not (regularised and self._anchor_weight):
+            return terms
+        anchor = weight_anchor(self._anchored(), self._base_weights)
+        return replace(terms, total=terms.total + self._anchor_weight * anchor, terms={**terms.terms, "weight_anchor": anchor.detach()})
 
-    def _encode(self, questions: list[str]) -> torch.Tensor:
-        return self.encoder(*self.encoder.pad(self.encoder.tokenize(questions, "query")))
+    def batch(self, inputs: StepInputs) -> ObjectiveBatch:
+        """Encodes the questions and sets the frozen vectors beside them, in the same precision."""
+        query_BD = self.encoder(inputs.input_ids_BL, inputs.attention_mask_BL)
+        frozen = {name: value.to(query_BD.dtype) if value.is_floating_point() else value for name, value in inputs.frozen.items()}
+        return ObjectiveBatch(query_BD=query_BD, **frozen)
+
+    def _anchored(self) -> list[nn.Parameter]:
+        return [p for p in self.encoder.parameters() if p.requires_grad]
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is, and the best it has seen."""
+    """How far the run is, and the best it has seen; the same on every rank.
+
+    Attributes:
+        step: optimizer steps taken.
+        best_step, best_metric: the best evaluation after at least one step, by the configured metric.
+        stale_evaluations: evaluations since then.
+        best_weights: trainable parameters at `best_step`, on the CPU.
+        history: a row of numbers per step and per evaluation.
+    """
 
     step: int = 0
-    best_metric: float = -1.0
     best_step: int = 0
+    best_metric: float = -1.0
     stale_evaluations: int = 0
-    stopped: bool = False
-    best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
 
+    def observe(self, metric: float, module: nn.Module) -> None:
+        """Takes note of an evaluation of `module` at the current step; an equal metric is no improvement."""
+        if metric > self.best_metric:
+            self.best_metric, self.best_step, self.stale_evaluations = metric, self.step, 0
+            self.best_weights = trainable_weights(module)
+        else:
+            self.stale_evaluations += 1
 
-def trainable_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the parameters that training changes (all of them, or the adapters)."""
-    return {name: p.detach().cpu().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies, on the CPU, of the parameters that training changes (all of them, or the adapters; and the temperatures)."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in module.named_parameters() if p.requires_grad}
 
 
-def load_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Sets parameters by name, in place; every name must exist."""
-    parameters = dict(module.named_parameters())
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Sets the trainable parameters, in place; `weights` names exactly these."""
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if parameters.keys() != weights.keys():
+        raise ValueError("it holds other trainable parameters")
     with torch.no_grad():
-        for name, value in weights.items():
-            parameters[name].copy_(value)
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def save_checkpoint(
     folder: Path,
-    step_module: RetrieverStep,
+    module: RetrieverStep,
     optimizers: dict[str, torch.optim.Optimizer],
     progress: Progress,
-    pools: dict[str, QuestionPools],
+    pools: QuestionPools | None,
 ) -> None:
-    """Writes one checkpoint folder. `pools` are stored only when refresh extends them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        "weights": trainable_weights(step_module),
-        "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
-        "best_weights": progress.best_weights,
-    }
-    torch.save(state, folder / _FILE)
-    numbers = {name: getattr(progress, name) for name in Progress.__dataclass_fields__ if name != "best_weights"}
-    (folder / "progress.json").write_text(json.dumps(numbers), encoding="utf-8")
-    for name, pool in pools.items():
-        np.savez(folder / f"pools-{name}.npz", pool=pool.pool_QN, log_likelihood=pool.log_likelihood_QN, scored=pool.scored_QN)
+    """Writes one checkpoint into an existing folder; `pools` are given when refresh extends them."""
+    # One tensor saved under two names is stored once.
+    current = progress.best_weights if progress.step == progress.best_step else trainable_weights(module)
+    states = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+    torch.save({"weights": current, "optimizers": states, "best_weights": progress.best_weights}, folder / _TENSORS)
+    numbers = {name: getattr(progress, name) for name in Progress.__slots__ if name != "best_weights"}
+    (folder / _PROGRESS).write_text(json.dumps(numbers), encoding="utf-8")
+    if pools is not None:
+        np.savez(folder / _POOLS, **{name: getattr(pools, name) for name in _POOL_FIELDS})
 
 
 def load_checkpoint(
     folder: Path,
-    step_module: RetrieverStep,
+    module: RetrieverStep,
     optimizers: dict[str, torch.optim.Optimizer],
-    pools: dict[str, QuestionPools],
+    pools: QuestionPools | None,
 ) -> Progress:
     """Restores what `save_checkpoint` wrote, in place.
 
     Raises:
-        ArmorError: the checkpoint is corrupt or of another configuration.
+        ArmorError: the checkpoint is damaged or of another configuration.
     """
     try:
-        state = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
-        load_weights(step_module, state["weights"])
+        state = torch.load(folder / _TENSORS, map_location="cpu", weights_only=True)
+        load_weights(module, state["weights"])
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        progress = Progress(**json.loads((folder / "progress.json").read_text(encoding="utf-8")), best_weights=state["best_weights"])
-        for name, pool in pools.items():
-            with np.load(folder / f"pools-{name}.npz", allow_pickle=False) as arrays:
-                pool.pool_QN = arrays["pool"]
-                pool.log_likelihood_QN = arrays["log_likelihood"]
-                pool.scored_QN = arrays["scored"]
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:120]
+        numbers = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
+        progress = Progress(**numbers, best_weights=state["best_weights"])
+        if pools is not None:
+            with np.load(folder / _POOLS, allow_pickle=False) as arrays:
+                for name in _POOL_FIELDS:
+                    setattr(pools, name, arrays[name])
+    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ArmorError(f"cannot resume from the checkpoint ({reason})", where=str(folder), hint="rerun with --force train") from None
     return progress

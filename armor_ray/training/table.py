@@ -5,7 +5,8 @@ Shape legend: Q questions, N pool columns, D embedding dimension, C corpus passa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,8 +19,14 @@ PADDING = -1
 class QuestionPools:
     """Questions of one split with their candidate pools.
 
-    `pool_QN` holds passage rows, `PADDING` where a pool is shorter. `log_likelihood_QN` is in nats, one value a pair (reference
-    answers already combined), meaningful only where `scored_QN`.
+    Attributes:
+        example_ids: as in the examples artifact.
+        questions: their texts, without prefix.
+        positives: gold passage rows of each, at least one.
+        base_query_QD: unit vectors of the frozen base encoder.
+        pool_QN: candidate passage rows, right-padded with `PADDING`.
+        log_likelihood_QN: nats, reference answers already combined; meaningful only where `scored_QN`.
+        scored_QN: False for padding and for pairs that the generator could not score.
     """
 
     example_ids: list[str]
@@ -33,10 +40,24 @@ class QuestionPools:
     def __len__(self) -> int:
         return len(self.questions)
 
+    def with_own_pools(self) -> QuestionPools:
+        """The same questions with pools that may be extended; a table's arrays are shared and often read-only."""
+        return replace(self, pool_QN=self.pool_QN.copy(), log_likelihood_QN=self.log_likelihood_QN.copy(), scored_QN=self.scored_QN.copy())
+
 
 @dataclass(slots=True)
 class TrainingTable:
-    """Both splits plus what tells passages apart: document and text identity per corpus row."""
+    """Both splits plus what tells passages apart.
+
+    Attributes:
+        train, validation: questions that move the weights, and questions that pick the checkpoint.
+        passages_CD: frozen unit vectors of the whole corpus.
+        document_C: integer code ≥ 0 of each passage's document.
+        text_C: integer code ≥ 0 of each passage's text, equal for equal texts.
+
+    Raises:
+        ArmorError: a split without questions, a question without positives, or vectors that do not match the passages.
+    """
 
     train: QuestionPools
     validation: QuestionPools
@@ -47,7 +68,8 @@ class TrainingTable:
     def __post_init__(self) -> None:
         num_passages = len(self.passages_CD)
         if not (len(self.document_C) == len(self.text_C) == num_passages):
-            raise ArmorError(f"{num_passages} vectors but {len(self.document_C)} passages", where="training table", hint="rerun --force embed")
+            message = f"{num_passages} vectors but {len(self.document_C)} passages"
+            raise ArmorError(message, where="training table", hint="rerun --force embed")
         if not len(self.train):
             raise ArmorError("no training questions", where="training table")
         if not len(self.validation):
@@ -58,10 +80,10 @@ class TrainingTable:
                     raise ArmorError("question without positives", where=f"example {example}")
 
 
-def pad_pools(pools: list[np.ndarray]) -> np.ndarray:
+def pad_pools(pools: Sequence[np.ndarray]) -> np.ndarray:
     """Stacks row lists to int64 [Q, N], right-padded with `PADDING`."""
     width = max((len(rows) for rows in pools), default=0)
-    padded = np.full((len(pools), width), PADDING, np.int64)
+    padded_QN = np.full((len(pools), width), PADDING, np.int64)
     for i, rows in enumerate(pools):
-        padded[i, : len(rows)] = rows
-    return padded
+        padded_QN[i, : len(rows)] = rows
+    return padded_QN

@@ -21,7 +21,7 @@ class Validator:
 
     def recall(self, encoder: BiEncoder) -> dict[str, float]:
         """`R@k`: share of questions with at least one gold passage among the top k of all passages, in [0, 1]."""
-        queries = encoder.encode(self._questions, "query")
-        _, rows = exact_top_k(queries, self._passages_CD, min(max(RECALL_AT), len(self._passages_CD)))
-        hits = np.stack([np.isin(found, gold) for found, gold in zip(rows, self._positives, strict=True)])
-        return {f"R@{k}": float(hits[:, :k].any(1).mean()) for k in RECALL_AT}
+        query_QD = encoder.encode(self._questions, "query")
+        _, rows_QK = exact_top_k(query_QD, self._passages_CD, min(max(RECALL_AT), len(self._passages_CD)))
+        hits_QK = np.stack([np.isin(rows, gold) for rows, gold in zip(rows_QK, self._positives, strict=True)])
+        return {f"R@{k}": float(hits_QK[:, :k].any(1).mean()) for k in RECALL_AT}

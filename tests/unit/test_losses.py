@@ -233,7 +233,8 @@ class TestSelection:
     def test_positives_their_copies_and_their_document_are_never_negatives(self):
         # Passages: our positive; a copy of it in another document; a neighbour in our document; another question's positive; padding -1.
         text, document = torch.tensor([[10, 10, 11, 12]]), torch.tensor([[1, 2, 1, 3]])
-        positives, documents = torch.tensor([[10, -1], [12, 10], [-1, -1]]), torch.tensor([1, 3, -1])
+        positives = torch.tensor([[10, -1], [12, 10], [-1, -1]])
+        documents = torch.tensor([[1, -1], [3, 2], [-1, -1]])
         allowed = allowed_negatives(text, document, positives, documents)
         assert allowed.tolist() == [[False, False, False, True], [False, False, True, False], [True, True, True, True]]
 

@@ -11,16 +11,16 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
-from armor_ray.models.generators.packing import Ids, PackedRow, TreeAttention, grow_trees, pack_rows, tree_attention
+from armor_ray.models.generators.packing import Ids, PackedRow, Path, TreeAttention, grow_trees, pack_rows, tree_attention
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
 from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
-from armor_ray.models.generators.results import collect_results, scorable_triples
+from armor_ray.models.generators.results import collect_results, scorable_paths
 from armor_ray.models.hardware import choose_device, choose_dtype
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
 
 # Generation holds keys and values but only one token's activations per row, so it affords more tokens than a scoring pass.
 _GENERATION_BUDGET_FACTOR = 4
-_LOG_SOFTMAX_ROWS = 512
+_LOG_SOFTMAX_ROWS = 32  # small enough to stay in cache
 _OWN_ATTENTION = "sdpa"
 
 AttentionInterface.register(TreeAttention.NAME, tree_attention)
@@ -46,7 +46,7 @@ class HfGenerator:
         options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
         with loading(config.model):
             self.tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, attn_implementation=_OWN_ATTENTION, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, attn_implementation=_OWN_ATTENTION, **options)
         self.model = model.to(self.device).eval()
         window = usable_window(config.max_length, getattr(model.config, "max_position_embeddings", None))
         self.prompts = PromptBuilder(self.tokenizer, window)
@@ -66,14 +66,14 @@ class HfGenerator:
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-likelihoods in nats, log-softmax in fp32. The order and company of a request change its scores by rounding only."""
         prompts = self.prompts.score_prompts(requests)
-        return collect_results(requests, prompts, self.score_ids(scorable_triples(prompts)))
+        return collect_results(requests, prompts, self.score_paths(scorable_paths(prompts)))
 
     @torch.inference_mode()
-    def score_ids(self, triples: Sequence[tuple[Ids, Ids, Ids]]) -> list[float]:
-        """log p(answer | prefix + suffix) in nats for each (prefix, suffix, answer); equal prefixes and suffixes are computed once."""
-        totals = torch.zeros(len(triples), dtype=torch.float64)
+    def score_paths(self, paths: Sequence[Path]) -> list[float]:
+        """log p(answer | head + passage + question) of each path in nats."""
+        totals = torch.zeros(len(paths), dtype=torch.float64)
         self.model.set_attn_implementation(TreeAttention.NAME)
-        for row in pack_rows(grow_trees(triples), self.config.batch_tokens):
+        for row in pack_rows(grow_trees(paths), self.config.batch_tokens):
             totals.index_add_(0, torch.tensor(row.owners), self._token_log_likelihoods(row).double().cpu())
         return totals.tolist()
 
@@ -138,15 +138,16 @@ class HfGenerator:
         where, hint = self.config.model, "use generator.engine: vllm"
         if getattr(self.model.config, "attn_logit_softcapping", None) is not None:
             raise ArmorError("the hf engine cannot score a model with attention soft-capping", where=where, hint=hint)
-        draw = torch.randint(0, len(self.tokenizer), (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
-        prefix, suffixes, answer = tuple(draw[0]), (tuple(draw[1][:12]), tuple(draw[1][12:])), tuple(draw[2][:4])
+        draw = torch.randint(0, len(self.tokenizer), (64,), generator=torch.Generator().manual_seed(0)).tolist()
+        paths = [Path(tuple(draw[:8]), tuple(draw[8:40]), tuple(draw[end - 8 : end]), tuple(draw[56:60])) for end in (48, 56)]
         try:
-            packed = self.score_ids([(prefix, suffix, answer) for suffix in suffixes])
+            packed = self.score_paths(paths)
         except (TypeError, ValueError) as error:
             raise ArmorError("the hf engine cannot score this architecture", where=where, hint=hint) from error
         self.model.set_attn_implementation(_OWN_ATTENTION)
-        for suffix, value in zip(suffixes, packed, strict=True):
-            logits = self.model(input_ids=torch.tensor([[*prefix, *suffix, *answer]], device=self.device), use_cache=False).logits[0]
-            own = logits[-len(answer) - 1 : -1].float().log_softmax(-1)[range(len(answer)), answer].sum().item()
+        for path, value in zip(paths, packed, strict=True):
+            ids = torch.tensor([[*path.head, *path.passage, *path.question, *path.answer]], device=self.device)
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, -len(path.answer) - 1 : -1]
+            own = logits.float().log_softmax(-1).gather(1, ids[0, -len(path.answer) :, None]).sum().item()
             if abs(own - value) > (1e-2 if self.dtype == torch.float32 else 2e-2 * abs(own)):
                 raise ArmorError(f"the hf engine does not reproduce this model ({value:.3f} for {own:.3f} nats)", where=where, hint=hint)

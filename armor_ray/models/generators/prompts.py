@@ -1,11 +1,11 @@
 """Prompts as token ids.
 
-A scoring prompt is built from four pieces that are tokenised apart and joined as ids:
+A scoring prompt is built from pieces that are tokenised apart and joined as ids:
 
-    head     opening of the chat turn, instruction, "Passage:" newline       the same for all requests
-    passage                                                                 shared by all questions about it
-    tail     blank line, "Question:" newline, question, end of the turn      one per question
-    answer                                                                  scored
+    head      opening of the chat turn, instruction, "Passage:" newline       the same for all requests
+    passage                                                                  shared by all questions about it
+    question  blank line, "Question:" newline, question, end of the turn      shared by all answers
+    answer                                                                   scored
 
 so no token ever spans the boundary between prompt and answer, the answer's token count is exact, and pairs with the same passage share the
 token prefix head + passage. User text is tokenised with special tokens split, so a passage cannot close the chat turn.
@@ -39,15 +39,17 @@ class ScorePrompt:
     """Token ids of one scoring request.
 
     Attributes:
-        prefix: head and (cut) passage.
-        suffix: the rest of the prompt.
+        head: opening of the chat turn and instruction.
+        passage: the (cut) passage; empty for a closed book.
+        question: all that follows: question and end of the turn.
         answers: ids per answer; None where the answer cannot be scored.
         passage_tokens_cut: tokens removed from the end of the passage.
         error: why some answers are None; else None.
     """
 
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
+    head: tuple[int, ...]
+    passage: tuple[int, ...]
+    question: tuple[int, ...]
     answers: tuple[tuple[int, ...] | None, ...]
     passage_tokens_cut: int
     error: str | None
@@ -127,9 +129,7 @@ class PromptBuilder:
         text = text.strip()
         return text if self.is_chat else text.partition("\n")[0].rstrip()
 
-    def _fit(
-        self, template: _Template, passage: tuple[int, ...], question: tuple[int, ...], answers: list[tuple[int, ...]]
-    ) -> ScorePrompt:
+    def _fit(self, template: _Template, passage: tuple[int, ...], question: tuple[int, ...], answers: list[tuple[int, ...]]) -> ScorePrompt:
         suffix = (*template.middle, *question, *template.tail)
         fixed = len(template.head) + len(suffix)
         faults: list[str] = [] if question else ["the question is empty"]
@@ -143,8 +143,9 @@ class PromptBuilder:
         longest = max((len(answer) for answer in kept if answer), default=0)
         passage_kept = passage[: max(self.window - fixed - longest, 0)]
         return ScorePrompt(
-            prefix=template.head + passage_kept,
-            suffix=suffix,
+            head=template.head,
+            passage=passage_kept,
+            question=suffix,
             answers=tuple(kept),
             passage_tokens_cut=len(passage) - len(passage_kept),
             error="; ".join(faults) or None,

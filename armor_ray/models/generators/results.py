@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from armor_ray.models.generators.packing import Path
 from armor_ray.models.generators.prompts import ScorePrompt
 from armor_ray.models.generators.protocol import AnswerScore, ScoreRequest, ScoreResult
 
 
-def scorable_triples(prompts: Sequence[ScorePrompt]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """(prefix, suffix, answer) of every answer that fits, request by request."""
-    return [(prompt.prefix, prompt.suffix, answer) for prompt in prompts for answer in prompt.answers if answer is not None]
+def scorable_paths(prompts: Sequence[ScorePrompt]) -> list[Path]:
+    """A path for every answer that fits, request by request."""
+    return [Path(p.head, p.passage, p.question, answer) for p in prompts for answer in p.answers if answer is not None]
 
 
 def collect_results(requests: Sequence[ScoreRequest], prompts: Sequence[ScorePrompt], totals: Sequence[float]) -> list[ScoreResult]:
-    """One result per request from the log-likelihoods of `scorable_triples(prompts)`."""
+    """One result per request from the log-likelihoods of `scorable_paths(prompts)`."""
     remaining = iter(totals)
     results = []
     for request, prompt in zip(requests, prompts, strict=True):

@@ -1,0 +1,64 @@
+"""How methods and metrics are called in tables and pictures, and one colour per recipe throughout."""
+
+from __future__ import annotations
+
+INTERPOLATED = "/interpolated"
+BASE, BM25 = "base", "bm25"
+CLOSED_BOOK, BASE_RAG = "base_gen", "base_rag"  # rows of generated answers
+FUSION_PREFIX = f"{BM25}+"
+ANSWER_METRICS = ("F1", "EM", "ROUGE-L")
+
+_METHODS = {
+    BASE: "Base",
+    BM25: "BM25",
+    CLOSED_BOOK: "Closed book",
+    BASE_RAG: "Base RAG",
+    "rag": "RAG",
+    "infonce": "InfoNCE",
+    "mix": "Mix",
+    "static_reg": "Static + reg.",
+    "dynamic": "Dynamic",
+    "armor": "ARMOR",
+    "replug": "REPLUG",
+}
+# Paul Tol's "bright" scheme, told apart by the colour-blind; markers repeat the message in grey print.
+_STYLES = {
+    "armor": ("#4477AA", "o"),
+    "infonce": ("#EE6677", "s"),
+    "rag": ("#228833", "^"),
+    "mix": ("#B59A1D", "D"),
+    "static_reg": ("#2FA6CB", "v"),
+    "dynamic": ("#AA3377", "P"),
+    "replug": ("#777777", "X"),
+}
+_OTHER = ("#222222", "o")
+
+
+def method_label(method: str) -> str:
+    """`bm25+armor/interpolated` → `BM25 + ARMOR, interpolated`; an unknown name stays as it is."""
+    if method.startswith(FUSION_PREFIX):
+        return f"{_METHODS[BM25]} + {method_label(method.removeprefix(FUSION_PREFIX))}"
+    name = method.removesuffix(INTERPOLATED)
+    label = _METHODS.get(name, name)
+    return f"{label}, interpolated" if method.endswith(INTERPOLATED) else label
+
+
+def metric_label(metric: str) -> str:
+    """`R@3` → `Recall@3`, `F1` → `Token F1`, `EM` → `Exact match`; others stay as they are."""
+    if metric.startswith("R@"):
+        return f"Recall@{metric[2:]}"
+    return {"F1": "Token F1", "EM": "Exact match"}.get(metric, metric)
+
+
+def method_style(method: str) -> tuple[str, str]:
+    """Colour and marker of a recipe, whether interpolated, fused or neither."""
+    return _STYLES.get(method.removeprefix(FUSION_PREFIX).removesuffix(INTERPOLATED), _OTHER)
+
+
+def is_fused(method: str) -> bool:
+    return method.startswith(FUSION_PREFIX)
+
+
+def is_adapted(method: str) -> bool:
+    """Whether the method is an adapted encoder on its own."""
+    return not is_fused(method) and method not in (BASE, BM25, CLOSED_BOOK, BASE_RAG)

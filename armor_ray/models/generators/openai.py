@@ -1,0 +1,87 @@
+"""Any OpenAI-compatible endpoint: generation only, since the API returns no log-probabilities of a given answer.
+
+The key is read from `OPENAI_API_KEY` by the client library and appears in no message of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+
+from armor_ray.config import GeneratorConfig
+from armor_ray.errors import ArmorError
+from armor_ray.models.generators.prompts import PROMPT_VERSION, chat_text
+from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
+
+_CONCURRENCY = 4
+_TIMEOUT_SECONDS = 60.0
+_RETRIES = 3
+
+
+class OpenAIGenerator:
+    """Greedy answers over HTTP, a few requests at a time; the client library retries timeouts, 429 and 5xx.
+
+    Raises:
+        ArmorError: OpenAI's own endpoint without OPENAI_API_KEY.
+    """
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        key = os.environ.get("OPENAI_API_KEY")
+        if key is None and config.base_url is None:
+            raise ArmorError("OPENAI_API_KEY is not set", where="generator.engine", hint="set it, or set generator.base_url")
+        self.config = config
+        # Local servers usually take any key, but the client library refuses to start without one.
+        self.client = openai.OpenAI(api_key=key or "none", base_url=config.base_url, timeout=_TIMEOUT_SECONDS, max_retries=_RETRIES)
+
+    def identity(self) -> dict[str, Any]:
+        """Engine, endpoint, model name and prompt version; the weights behind an endpoint cannot be fingerprinted."""
+        return {"engine": "openai", "model": f"{self.client.base_url}{self.config.model}", "prompt": str(PROMPT_VERSION)}
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+        """Always refused."""
+        raise ArmorError(
+            "the openai engine cannot score answers: its API returns no prompt log-probabilities",
+            where="generator.engine",
+            hint="use hf or vllm",
+        )
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
+        """Answers of at most `max_new_tokens` tokens, in the given order.
+
+        Raises:
+            ArmorError: the endpoint still fails after the retries; requests not yet sent are dropped.
+        """
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
+            answers = [pool.submit(self._answer, request) for request in requests]
+            try:
+                return [answer.result() for answer in answers]
+            except ArmorError:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _answer(self, request: GenerationRequest) -> str:
+        # OpenAI's own models take only the newer name of this limit, older compatible servers only the older one.
+        limit: Any = {"max_tokens" if self.config.base_url else "max_completion_tokens": self.config.max_new_tokens}
+        try:
+            reply = self.client.chat.completions.create(
+                model=self.config.model,
+                messages=[{"role": "user", "content": chat_text(request, self.config.context_characters)}],
+                temperature=0.0,
+                **limit,
+            )
+        except openai.OpenAIError as error:
+            raise ArmorError(_describe(error), where=str(self.client.base_url), hint="check base_url, model and OPENAI_API_KEY") from None
+        return (reply.choices[0].message.content or "").strip() if reply.choices else ""
+
+
+def _describe(error: openai.OpenAIError) -> str:
+    """One line without the server's text where that may repeat the key."""
+    if isinstance(error, openai.APIStatusError):
+        if error.status_code in {401, 403}:
+            return f"the endpoint refused the key (HTTP {error.status_code})"
+        return f"the endpoint answered HTTP {error.status_code} ({' '.join(error.message.split())[:200]})"
+    return f"the endpoint cannot be reached ({type(error).__name__})"

@@ -1,0 +1,83 @@
+"""Hybrid search: dense and lexical scores of the same passages in one ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from armor_ray.errors import ArmorError
+
+
+def convex(dense_QC: np.ndarray, lexical_QC: np.ndarray, weight: float) -> np.ndarray:
+    """`weight · dense + (1 - weight) · lexical` as fp32 [Q, C] in [0, 1], each side min-max normalised per question.
+
+    A side that scores all passages of a question alike (a question without any known word) counts as 0 and leaves the ranking to the other.
+
+    Args:
+        dense_QC, lexical_QC: scores of every passage of the corpus, on any scale.
+        weight: of the dense side, in [0, 1].
+
+    Raises:
+        ArmorError: the shapes differ, or the weight lies outside [0, 1].
+    """
+    if dense_QC.shape != lexical_QC.shape:
+        raise ArmorError(f"dense scores {dense_QC.shape} and lexical scores {lexical_QC.shape} differ in shape", where="fusion")
+    if not 0 <= weight <= 1:
+        raise ArmorError(f"the fusion weight is {weight}", where="fusion", hint="choose it in [0, 1]")
+    return np.float32(weight) * _min_max(dense_QC) + np.float32(1 - weight) * _min_max(lexical_QC)
+
+
+def best_weight(
+    dense_QC: np.ndarray, lexical_QC: np.ndarray, gold: Sequence[np.ndarray], grid: Sequence[float], k: int
+) -> tuple[float, dict[float, float]]:
+    """The convex weight with the highest recall@k, and recall@k in [0, 1] for every weight of the grid.
+
+    Use validation questions. Among equally good weights the one nearest an even mixture wins, then the lower: ends of a plateau overfit.
+
+    Args:
+        dense_QC, lexical_QC: scores of every passage.
+        gold: per question the rows of its gold passages, at least one.
+        grid: weights in [0, 1], at least one.
+        k: cut-off of the recall, ≥ 1.
+    """
+    curve = {weight: _recall(convex(dense_QC, lexical_QC, weight), gold, k) for weight in grid}
+    best = max(curve, key=lambda weight: (curve[weight], -abs(weight - 0.5), -weight))
+    return best, curve
+
+
+def reciprocal_rank(rankings: Sequence[np.ndarray], k: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Reciprocal rank fusion, `Σ 1 / (k + rank)`: scores fp32 [Q, K] and passage rows int64 [Q, K], best first, ties to the lower row.
+
+    Args:
+        rankings: one array [Q, K_i] of distinct passage rows per retriever, best first; K is the longest K_i.
+        k: smoothing constant of the method's authors, not a cut-off.
+    """
+    depth = max(ranking.shape[1] for ranking in rankings)
+    scores_QK = np.empty((len(rankings[0]), depth), np.float32)
+    rows_QK = np.empty((len(rankings[0]), depth), np.int64)
+    for question in range(len(rows_QK)):
+        lists = [ranking[question] for ranking in rankings]
+        rows, place = np.unique(np.concatenate(lists), return_inverse=True)
+        gains = np.concatenate([1.0 / (k + 1 + np.arange(len(found))) for found in lists])
+        scores = np.bincount(place, gains)
+        order = np.argsort(-scores, kind="stable")[:depth]
+        scores_QK[question], rows_QK[question] = scores[order], rows[order]
+    return scores_QK, rows_QK
+
+
+def _min_max(scores_QC: np.ndarray) -> np.ndarray:
+    low = scores_QC.min(1, keepdims=True)
+    spread = scores_QC.max(1, keepdims=True) - low
+    return ((scores_QC - low) / np.where(spread > 0, spread, 1)).astype(np.float32)
+
+
+def _recall(scores_QC: np.ndarray, gold: Sequence[np.ndarray], k: int) -> float:
+    return float(np.mean([_best_rank(scores_C, rows) <= k for scores_C, rows in zip(scores_QC, gold, strict=True)]))
+
+
+def _best_rank(scores_C: np.ndarray, gold: np.ndarray) -> int:
+    # The best gold passage's rank under the rule of `ranking.top_k`, without sorting the corpus.
+    row = min(gold, key=lambda gold_row: (-scores_C[gold_row], gold_row))
+    ahead = np.count_nonzero(scores_C > scores_C[row]) + np.count_nonzero(scores_C[:row] == scores_C[row])
+    return 1 + int(ahead)

@@ -1,0 +1,37 @@
+"""The `args` section of a serve config, typed."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PROMOTED = "promoted"
+
+
+class ServingArguments(BaseModel):
+    """What to serve, how much of it at once, and how large a request may be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workspace: str = Field(description="Folder or URI of the run; a relative folder is taken from where `serve run` or `ray start` ran.")
+    retriever: str = Field(PROMOTED, description="'promoted', or a name under retrievers/ of the workspace.")
+    num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
+    threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
+    max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")
+    max_ongoing_requests: int = Field(128, ge=1, description="Requests one replica holds, running or waiting; one more gets 503.")
+    max_queued_requests: int = Field(256, ge=0, description="Requests the proxy holds while all replicas are full; one more gets 503.")
+    max_query_characters: int = Field(8192, ge=1)
+    max_queries: int = Field(64, ge=1, description="Texts in one request.")
+    max_k: int = Field(100, ge=1, description="Passages per query.")
+    max_body_bytes: int = Field(4 * 2**20, ge=1024)
+
+    @model_validator(mode="after")
+    def _check_batches_can_fill(self) -> ServingArguments:
+        # Requests are what fills a batch: a replica that holds fewer never reaches its batch size (ray#43288).
+        if self.max_ongoing_requests < self.max_batch_size:
+            raise ValueError(f"max_ongoing_requests {self.max_ongoing_requests} lies below max_batch_size {self.max_batch_size}")
+        return self
+
+    @property
+    def artifact(self) -> str:
+        """Name of the encoder's artifact in the workspace."""
+        return PROMOTED if self.retriever == PROMOTED else f"retrievers/{self.retriever}"

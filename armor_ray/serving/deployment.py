@@ -1,0 +1,59 @@
+"""Ray Serve: one deployment whose replicas each hold the encoder and the index."""
+
+# No `from __future__ import annotations` here: Serve reads the annotation of `app` to validate its arguments, and needs the class.
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import BackpressureConfig
+
+from armor_ray.serving.arguments import ServingArguments
+from armor_ray.workspace import Workspace
+
+# Requests that Serve lets into a replica beyond those it works on, so that refusals, /health and /metrics are answered at once.
+_HEADROOM = 64
+
+
+@serve.ingress()
+class RetrieverReplica:
+    """Encoder, index and HTTP routes in one process."""
+
+    def __init__(self, arguments: ServingArguments) -> None:
+        # Only a replica needs torch; the builder stays light.
+        from armor_ray.serving.api import Service
+        from armor_ray.serving.retriever import Retriever
+
+        self._service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from armor_ray.serving.api import build_api
+
+        return build_api(self._service)
+
+    def check_health(self) -> None:
+        """Called by Serve, which replaces a replica that raises."""
+        if self._service.is_stalled:
+            raise RuntimeError("a batch hangs")
+
+
+def app(arguments: ServingArguments) -> Application:
+    """Builds the application from the `args` of a serve config.
+
+    Artifacts are checked by each replica, not here: Serve reports what a replica refuses once, but runs a failing builder four times.
+    """
+    # Resolved now, against the folder that the command runs in: replicas may run in another one.
+    resolved = arguments.model_copy(update={"workspace": Workspace(arguments.workspace).uri})
+    deployment: Any = serve.deployment(
+        RetrieverReplica,
+        name="retriever",
+        num_replicas=arguments.num_replicas,
+        max_ongoing_requests=arguments.max_ongoing_requests + _HEADROOM,
+        max_queued_requests=arguments.max_queued_requests,
+        backpressure_config=BackpressureConfig(status_code=503, retry_after_s=1.0),
+        ray_actor_options={"num_cpus": arguments.threads},
+        # What a replica refuses at start it refuses again.
+        max_constructor_retry_count=1,
+    )
+    return deployment.bind(resolved)

@@ -1,0 +1,111 @@
+"""Bodies of HTTP requests and answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class RetrieveRequest(_Body):
+    """One query or several, and how many passages each gets."""
+
+    query: str | None = None
+    queries: list[str] | None = None
+    k: int = Field(5, ge=1, description="Passages per query.")
+
+    @model_validator(mode="after")
+    def _check_one_of(self) -> RetrieveRequest:
+        if (self.query is None) == (self.queries is None):
+            raise ValueError("give either 'query' or 'queries'")
+        return self
+
+    def texts(self) -> list[str]:
+        return [self.query] if self.query is not None else self.queries or []
+
+
+class Passage(BaseModel):
+    passage_id: int
+    doc_id: str
+    title: str
+    text: str
+    score: float = Field(description="Inner product of unit vectors.")
+    rank: int = Field(description="1 is best.")
+
+
+class QueryResult(BaseModel):
+    query: str
+    truncated: bool = Field(description="The query was cut at the encoder's maximum length.")
+    passages: list[Passage]
+
+
+class RetrieveResponse(BaseModel):
+    encoder: str = Field(description="name@fingerprint of the encoder that answered.")
+    results: list[QueryResult]
+
+
+class EmbeddingsRequest(_Body):
+    """OpenAI's body; gives *query* vectors, prefix included."""
+
+    input: str | list[str]
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, description="The encoder's own, or left out.")
+    user: str | None = Field(None, description="Accepted and ignored, as OpenAI clients send it.")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _refuse_token_ids(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], int | list):
+            raise ValueError("token ids are not supported, send text")
+        return value
+
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str = Field(description="Numbers, or base64 of little-endian float32.")
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedding]
+    usage: Usage
+    truncated: list[int] = Field(description="Indexes of inputs that were cut at the encoder's maximum length.")
+
+
+class Health(BaseModel):
+    status: Literal["ok", "stalled"]
+
+
+class Info(BaseModel):
+    """What is being served, and within which limits."""
+
+    model: str = Field(description="Name for `model` of /v1/embeddings.")
+    encoder: str
+    dimension: int
+    max_length: int = Field(description="Tokens; longer texts are cut.")
+    passages: int
+    limits: dict[str, int]
+
+
+class ErrorDetail(BaseModel):
+    type: Literal["invalid_request", "not_found", "method_not_allowed", "too_large", "overloaded", "internal"]
+    message: str
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail

@@ -1,0 +1,255 @@
+"""Stage `evaluate`: every method on the held-out test questions, side by side, with paired intervals; then the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from armor_ray.config import Config
+from armor_ray.evaluation.answers import answer_metrics
+from armor_ray.evaluation.examples import Examples, choose_examples
+from armor_ray.evaluation.figures import Trial
+from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
+from armor_ray.evaluation.report import ReportData, write_report
+from armor_ray.evaluation.summary import Row, metric_rows, write_summary
+from armor_ray.evaluation.trec import write_qrels, write_run
+from armor_ray.stages import answer, sweep
+from armor_ray.stages.cluster import connect
+from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.rankings import QueryVectors, Rankers, Ranking, SplitQuestions, adapted_query_vectors, base_query_vectors, load_split
+from armor_ray.stages.train import Variant, variants
+from armor_ray.workspace import Draft, Workspace, package_versions, read_parquet
+
+STAGE = "evaluate"
+BASE, BM25 = "base", "bm25"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row of the results: one ranking per training seed (one alone where nothing is trained)."""
+
+    name: str
+    rankings: list[Ranking]
+    reference: str | None
+    fusion_weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A trained row: its method name and one artifact a seed."""
+
+    method: str
+    artifacts: list[str]
+    is_main: bool
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """Methods with their per-question metrics: metric → [S, Q]."""
+
+    methods: list[Method] = field(default_factory=list)
+    values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def method(self, name: str) -> Method:
+        return next(method for method in self.methods if method.name == name)
+
+
+def plans(context: Context) -> list[Plan]:
+    config = context.config
+    inputs = ["passages", "examples", "candidates", "embeddings"]
+    inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
+    inputs += [method.artifact for method in answer.methods(context)]
+    settings = {"evaluation": config.evaluation.model_dump(), "dataset": config.data.name, "metric": config.training.metric, "seed": config.seed}
+    return [Plan("reports", STAGE, settings, context.inputs(*inputs))]
+
+
+def run(context: Context, plan: Plan) -> None:
+    connect(context.workspace)
+    split = load_split(context.workspace, "test")
+    rankers = Rankers(context.workspace)
+    evaluated = _evaluate(context, split, rankers)
+    rows = _retrieval_rows(context.config, evaluated) + _answer_rows(context, split)
+
+    def write(draft: Draft) -> None:
+        summary = write_summary(draft.path / "summary.json", rows)
+        _write_results(draft.path, evaluated, split)
+        write_report(draft.path, _report_data(context, evaluated, rows, split, rankers))
+        draft.rows |= {"rows": len(rows), "questions": len(split.questions)}
+        draft.details["summary"] = summary.name
+
+    context.publish(plan, write)
+
+
+# -- methods -------------------------------------------------------------------------------------------------------------------
+
+
+def adapted_methods(config: Config) -> list[Adapted]:
+    """Every trained row, the interpolated one below its plain one."""
+    rows = []
+    for variant in variants(config):
+        rows.append(_adapted(config, variant, interpolated=False))
+        if config.training.interpolate:
+            rows.append(_adapted(config, variant, interpolated=True))
+    return rows
+
+
+def _adapted(config: Config, variant: Variant, interpolated: bool) -> Adapted:
+    artifacts = [variant.artifact(seed, interpolated) for seed in config.evaluation.seeds]
+    name = f"{variant.method}/interpolated" if interpolated else variant.method
+    return Adapted(name, artifacts, variant.recipe == config.objective.recipe)
+
+
+def _evaluate(context: Context, split: SplitQuestions, rankers: Rankers) -> Evaluated:
+    evaluated = Evaluated()
+    for method in _methods(context, split, rankers):
+        evaluated.methods.append(method)
+        ks = [k for k in context.config.evaluation.ks if k <= rankers.depth]
+        per_seed = [retrieval_metrics(ranking.rows_QK, split.gold, ks) for ranking in method.rankings]
+        evaluated.values[method.name] = {metric: np.stack([values[metric] for values in per_seed]) for metric in per_seed[0]}
+    return evaluated
+
+
+def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Iterator[Method]:
+    config, workspace = context.config, context.workspace
+    adapted = adapted_methods(config)
+    vectors = adapted_query_vectors(workspace, [artifact for row in adapted for artifact in row.artifacts])
+    base = base_query_vectors(workspace)
+    yield Method(BASE, [rankers.dense(base["test"])], None)
+    for row in adapted:
+        yield Method(row.method, [rankers.dense(vectors[artifact]["test"]) for artifact in row.artifacts], BASE)
+    yield Method(BM25, [rankers.lexical(split.questions)], BASE)
+    validation = load_split(workspace, "validation")
+    base_fusion = f"{BM25}+{BASE}"
+    yield _fused(config, base_fusion, [base], split, validation, rankers, None)
+    for row in adapted:
+        if row.is_main:
+            seeds = [vectors[artifact] for artifact in row.artifacts]
+            yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, rankers, base_fusion)
+
+
+def _fused(
+    config: Config,
+    name: str,
+    seeds: list[QueryVectors],
+    split: SplitQuestions,
+    validation: SplitQuestions,
+    rankers: Rankers,
+    reference: str | None,
+) -> Method:
+    """Convex fusion with BM25, the weight tuned on validation for each seed's encoder."""
+    grid, k = config.evaluation.fusion_grid, int(config.training.metric.removeprefix("R@"))
+    weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for v in seeds]
+    rankings = [rankers.fused(v["test"], split.questions, weight) for v, weight in zip(seeds, weights, strict=True)]
+    return Method(name, rankings, reference, float(np.mean(weights)))
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------------
+
+
+def _retrieval_rows(config: Config, evaluated: Evaluated) -> list[Row]:
+    rows: list[Row] = []
+    for method in evaluated.methods:
+        reference = None if method.reference is None else (method.reference, evaluated.values[method.reference])
+        rows += _rows(config, method.name, evaluated.values[method.name], reference)
+    return rows
+
+
+Reference = tuple[str, Mapping[str, np.ndarray]]
+
+
+def _rows(config: Config, method: str, values: Mapping[str, np.ndarray], reference: Reference | None) -> list[Row]:
+    return metric_rows(config.data.name, method, values, reference, config.evaluation.bootstrap, config.seed)
+
+
+def _answer_rows(context: Context, split: SplitQuestions) -> list[Row]:
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for method in answer.methods(context):
+        answers = answer.load_answers(context, method)
+        found[method.method] = answer_metrics(answers, split.answers[: len(answers)])
+    rows: list[Row] = []
+    for method_name, values in found.items():
+        rows += _rows(context.config, method_name, values, None if method_name == BASE else (BASE, found[BASE]))
+    return rows
+
+
+def _write_results(folder: Path, evaluated: Evaluated, split: SplitQuestions) -> None:
+    """Per-question metrics as one Parquet file; runs and qrels in TREC and BEIR form."""
+    records = [
+        {"method": method.name, "seed": seed, "example_id": example, **{metric: float(values[seed, i]) for metric, values in metrics.items()}}
+        for method in evaluated.methods
+        for metrics in [evaluated.values[method.name]]
+        for seed in range(len(method.rankings))
+        for i, example in enumerate(split.example_ids)
+    ]
+    pq.write_table(pa.Table.from_pylist(records), folder / "results.parquet")
+    runs = folder / "runs"
+    runs.mkdir()
+    write_qrels(folder / "qrels.tsv", split.example_ids, split.gold)
+    for method in evaluated.methods:
+        for seed, ranking in enumerate(method.rankings):
+            name = method.name.replace("/", "-")
+            write_run(runs / f"{name}-{seed}.trec", split.example_ids, ranking.rows_QK, ranking.scores_QK, method.name)
+
+
+# -- report --------------------------------------------------------------------------------------------------------------------
+
+
+def _report_data(context: Context, evaluated: Evaluated, rows: list[Row], split: SplitQuestions, rankers: Rankers) -> ReportData:
+    config, workspace = context.config, context.workspace
+    adapted = adapted_methods(config)
+    plain = [row for row in adapted if not row.method.endswith("/interpolated")]
+    manifests = {row.method: workspace.require(row.artifacts[0]) for row in plain}
+    curves = {name: manifest.details["interpolation"] for name, manifest in manifests.items() if "interpolation" in manifest.details}
+    return ReportData(
+        dataset=config.data.name,
+        rows=rows,
+        metric=config.training.metric,
+        metrics=[metric for metric in next(iter(evaluated.values.values()))],
+        histories={row.method: _history(workspace, row.artifacts[0]) for row in plain},
+        sweep=_trials(config, workspace),
+        interpolation=curves,
+        chosen_alpha={name: manifests[name].details["alpha"] for name in curves},
+        fusion_weights={m.name: m.fusion_weight for m in evaluated.methods if m.fusion_weight is not None},
+        examples=_examples(evaluated, adapted, split, rankers),
+        facts=_facts(workspace),
+        config=yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False),
+        versions=package_versions(),
+        seeds=config.evaluation.seeds,
+    )
+
+
+def _history(workspace: Workspace, artifact: str) -> list[dict[str, float]]:
+    rows = read_parquet(workspace.local(artifact) / "history.parquet", "train").to_pylist()
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _trials(config: Config, workspace: Workspace) -> list[Trial]:
+    if not sweep.is_swept(config):
+        return []
+    names = list(config.sweep.parameters)
+    rows = sweep.load_results(workspace)
+    return [Trial({name: row[name] for name in names}, row[config.training.metric], int(row["epochs"])) for row in rows]
+
+
+def _examples(evaluated: Evaluated, adapted: list[Adapted], split: SplitQuestions, rankers: Rankers) -> Examples | None:
+    """The main recipe's last row (interpolated or swept where there is one) against Base, first seed."""
+    main = [row.method for row in adapted if row.is_main]
+    if not main:
+        return None
+    before, after = (gold_ranks(evaluated.method(name).rankings[0].rows_QK, split.gold) for name in (BASE, main[-1]))
+    passages = [rankers.texts[rows[0]] for rows in split.gold]
+    return choose_examples(main[-1], rankers.depth, split.questions, passages, before, after)
+
+
+def _facts(workspace: Workspace) -> dict[str, object]:
+    passages, examples, embeddings = (workspace.require(name) for name in ("passages", "examples", "embeddings"))
+    facts: dict[str, object] = {"passages": passages.rows["passages"], **examples.rows, **examples.details}
+    facts["passages cut to the encoder's window"] = embeddings.details["truncated_passages"]
+    utilities = workspace.require("utilities")
+    return facts | {f"scored {name}": count for name, count in utilities.rows.items()}

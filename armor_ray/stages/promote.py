@@ -1,0 +1,87 @@
+"""Promotion: one trained retriever becomes the one that is served."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from armor_ray.config import Config
+from armor_ray.errors import ArmorError
+from armor_ray.serving.golden import read_golden
+from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.train import variants
+from armor_ray.stages.trials import INTERPOLATED
+from armor_ray.workspace import MANIFEST, Draft, Manifest, Workspace
+
+STAGE = "promote"
+PROMOTED = "promoted"
+
+
+def promote(workspace: Workspace, name: str) -> Manifest:
+    """Publishes `retrievers/<name>` as the artifact `promoted`; a replica that is starting sees the old one or the new one.
+
+    Raises:
+        ArmorError: no such retriever, or one without golden vectors.
+    """
+    source_name = f"retrievers/{name}"
+    source = workspace.manifest(source_name)
+    if source is None:
+        known = ", ".join(workspace.names("retrievers")) or "none"
+        raise ArmorError(f"no retriever '{name}'", where=workspace.uri, hint=f"trained retrievers: {known}")
+    plan = Plan(PROMOTED, STAGE, {"retriever": name}, {source_name: source.fingerprint})
+    return _publish(workspace, plan, source_name, source)
+
+
+def _publish(workspace: Workspace, plan: Plan, source_name: str, source: Manifest) -> Manifest:
+    folder = workspace.local(source_name)
+    read_golden(folder)
+
+    def write(draft: Draft) -> None:
+        shutil.copytree(folder, draft.path, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+        draft.details |= {"retriever": source_name.removeprefix("retrievers/"), "fingerprint": source.fingerprint}
+
+    return workspace.publish(plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
+
+
+def plans(context: Context) -> list[Plan]:
+    """The best of the main recipe's encoders by validation, first seed."""
+    artifacts = _main_retrievers(context.config)
+    trained = [name.removesuffix(INTERPOLATED) for name in artifacts]
+    return [Plan(PROMOTED, STAGE, {"metric": context.config.training.metric}, context.inputs(*dict.fromkeys(trained)))]
+
+
+def run(context: Context, plan: Plan) -> None:
+    """Publishes the winner as `promoted`; among equals the first, which is the plainest."""
+    metric = context.config.training.metric
+    manifests = {name: context.workspace.require(name) for name in _main_retrievers(context.config)}
+    best = max(manifests, key=lambda name: manifests[name].details["validation"][metric])
+    _publish(context.workspace, plan, best, manifests[best])
+    context.say(f"promote: {best} has the best validation {metric}, {manifests[best].details['validation'][metric]:.3f}")
+
+
+def _main_retrievers(config: Config) -> list[str]:
+    seed = config.evaluation.seeds[0]
+    main = [variant for variant in variants(config) if variant.recipe == config.objective.recipe]
+    if not main:
+        message = f"'{config.objective.recipe}' is not among the trained recipes"
+        raise ArmorError(message, where="evaluation.recipes", hint="add it: the main recipe is what gets promoted")
+    interpolated = [False, True] if config.training.interpolate else [False]
+    return [variant.artifact(seed, flag) for variant in main for flag in interpolated]
+
+
+def promote_to(workspace: Workspace, folder: Path) -> None:
+    """Copies the promoted encoder to a folder of the user's: plain files for SentenceTransformer, AutoModel or another server.
+
+    Raises:
+        ArmorError: nothing is promoted, or the folder exists and is not empty, or it cannot be written.
+    """
+    source = workspace.local(PROMOTED)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ArmorError("exists and is not an empty folder", where=str(folder), hint="name a new folder")
+    try:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    except shutil.Error as error:
+        raise ArmorError(f"cannot copy the encoder ({error.args[0][0][2]})", where=str(folder)) from None
+    except OSError as error:
+        raise ArmorError(f"cannot copy the encoder ({os.strerror(error.errno or 0)})", where=str(folder)) from None

@@ -1,0 +1,104 @@
+"""Rankings of whole splits by every method: base, adapted, BM25, and BM25 fused with either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.parquet as pq
+import ray
+
+from armor_ray.models.bi_encoder import BiEncoder
+from armor_ray.retrieval.exact import exact_top_k
+from armor_ray.retrieval.fusion import best_weight, convex
+from armor_ray.retrieval.lexical import Bm25
+from armor_ray.retrieval.ranking import top_k
+from armor_ray.stages.candidates import load_queries
+from armor_ray.stages.embed import open_embeddings
+from armor_ray.workspace import Workspace, read_parquet
+
+RANKED = 100
+_QUESTIONS_A_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SplitQuestions:
+    """The questions of one split with their gold passages."""
+
+    example_ids: list[str]
+    questions: list[str]
+    answers: list[list[str]]
+    domains: list[str]
+    gold: list[np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Best passages per question: rows int64 [Q, K] and scores fp32 [Q, K]."""
+
+    rows_QK: np.ndarray
+    scores_QK: np.ndarray
+
+
+QueryVectors = dict[str, np.ndarray]
+"""Split name → query vectors fp32 [Q, D]."""
+
+
+def load_split(workspace: Workspace, split: str) -> SplitQuestions:
+    table = read_parquet(workspace.local("examples") / f"{split}.parquet", "prepare")
+    columns = {name: table[name].to_pylist() for name in ("example_id", "question", "answers", "domain", "positive_ids")}
+    gold = [np.asarray(ids, np.int64) for ids in columns["positive_ids"]]
+    return SplitQuestions(columns["example_id"], columns["question"], columns["answers"], columns["domain"], gold)
+
+
+def base_query_vectors(workspace: Workspace) -> QueryVectors:
+    folder = workspace.local("candidates")
+    return {split: load_queries(folder, split) for split in ("validation", "test")}
+
+
+def adapted_query_vectors(workspace: Workspace, retrievers: list[str]) -> dict[str, QueryVectors]:
+    """Encodes both held-out splits with every retriever, one Ray task a retriever."""
+    encode = ray.remote(num_cpus=1)(_encode_held_out)
+    found = ray.get([encode.remote(workspace.uri, name) for name in retrievers])
+    return dict(zip(retrievers, found, strict=True))
+
+
+def _encode_held_out(workspace_uri: str, retriever: str) -> QueryVectors:
+    workspace = Workspace(workspace_uri)
+    encoder = BiEncoder.from_folder(workspace.local(retriever))
+    return {split: encoder.encode(load_split(workspace, split).questions, "query") for split in ("validation", "test")}
+
+
+class Rankers:
+    """Ranks queries against the corpus; loads vectors and BM25 once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.passages_CD = open_embeddings(workspace.local("embeddings"))
+        self.texts = pq.read_table(workspace.local("passages") / "passages.parquet", columns=["text"])["text"].to_pylist()
+        self.depth = min(RANKED, len(self.texts))
+        self._bm25 = Bm25(self.texts)
+
+    def dense(self, queries_QD: np.ndarray) -> Ranking:
+        scores, rows = exact_top_k(queries_QD, self.passages_CD, self.depth)
+        return Ranking(rows, scores)
+
+    def lexical(self, questions: list[str]) -> Ranking:
+        scores, rows = self._bm25.search(questions, self.depth)
+        return Ranking(rows, scores)
+
+    def fusion_weight(self, queries_QD: np.ndarray, questions: list[str], gold: list[np.ndarray], grid: list[float], k: int) -> float:
+        """The weight of the dense score in the convex mix, tuned by recall@k on validation questions."""
+        weight, _ = best_weight(self._dense_scores(queries_QD), self._bm25.score_matrix(questions), gold, grid, k)
+        return weight
+
+    def fused(self, queries_QD: np.ndarray, questions: list[str], weight: float) -> Ranking:
+        """Convex fusion with BM25, a block of questions at a time: a full score matrix of a large corpus would not fit."""
+        parts = []
+        for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
+            block = slice(start, start + _QUESTIONS_A_BLOCK)
+            mixed = convex(self._dense_scores(queries_QD[block]), self._bm25.score_matrix(questions[block]), weight)
+            parts.append(top_k(mixed, self.depth))
+        return Ranking(np.concatenate([rows for _, rows in parts]), np.concatenate([scores for scores, _ in parts]))
+
+    def _dense_scores(self, queries_QD: np.ndarray) -> np.ndarray:
+        return queries_QD @ np.asarray(self.passages_CD).T

@@ -1,0 +1,81 @@
+"""The local head of the demo: jobs through `ray job submit`, true exit states, and nothing left behind, not even after SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from armor_ray.demo import __main__ as demo
+from armor_ray.demo.head import MARKER, Head, local_head, processes_of
+from armor_ray.demo.submit import run_job
+from armor_ray.errors import ArmorError
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from armor_ray.demo.head import local_head
+with local_head(Path(sys.argv[1]), Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+JOB = """
+import os, ray
+ray.init(logging_level="ERROR")
+print("cluster says", ray.get(ray.remote(lambda: 6 * 7).remote()), "in", os.getcwd())
+"""
+
+
+def kill_owner_of_a_head(state: Path) -> str:
+    """Starts a head in another process, kills that process, and returns the marker of what it left."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(state)], stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout.readline() == "ready\n"
+        finally:
+            owner.kill()
+    return json.loads((state / "head.json").read_text())[MARKER]
+
+
+def test_jobs_run_and_heads_leave_nothing(tmp_path, capfd):
+    leftover = kill_owner_of_a_head(tmp_path)
+    assert processes_of(leftover), "the head was meant to outlive its owner"
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "fail.py").write_text("raise SystemExit(3)")
+
+    with local_head(tmp_path, tmp_path) as head:
+        assert not processes_of(leftover)
+        marker = head.environment[MARKER]
+        assert run_job(head, ["python", "job.py"]) == "SUCCEEDED"
+        assert f"cluster says 42 in {tmp_path}" in capfd.readouterr().out
+        assert run_job(head, ["python", "fail.py"]) == "FAILED"
+        with pytest.raises(ArmorError, match=f"process {os.getpid()} runs a Ray head here"), local_head(tmp_path, tmp_path):
+            pass
+        assert processes_of(marker), "the refused second start must not end the first head"
+
+    assert not processes_of(marker)
+    assert not [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
+    assert not (tmp_path / "head.json").exists()
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED", "UNKNOWN"])
+def test_demo_never_swallows_a_failed_job(tmp_path, monkeypatch, status):
+    @contextlib.contextmanager
+    def no_head(*_):
+        yield Head("http://127.0.0.1:1", {})
+
+    monkeypatch.setattr(demo, "local_head", no_head)
+    monkeypatch.setattr(demo, "run_job", lambda *_: status)
+    monkeypatch.setattr(demo, "is_complete", lambda _: False)
+    monkeypatch.setattr(demo, "_fetch_models", lambda _: True)
+    (tmp_path / ".head").mkdir()
+    result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"the job ended as {status}" in result.output

@@ -1,0 +1,388 @@
+"""The retriever behind real HTTP: `serve run` in a process of its own, driven by httpx and the openai client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_workspace, passage_table, publish_encoder
+
+from armor_ray.errors import ArmorError
+from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.golden import FILE as GOLDEN
+from armor_ray.serving.golden import check_golden
+from armor_ray.serving.retriever import Job, Retriever
+from armor_ray.stages.promote import promote, promote_to
+from armor_ray.workspace import Workspace
+
+LONG = " ".join(["w1"] * 30)  # the encoder reads 24 tokens
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Served:
+    return build_workspace(tmp_path_factory.mktemp("serving") / "workspace", tiny_bert)
+
+
+@pytest.fixture
+def copy(served: Served, tmp_path: Path) -> Workspace:
+    """A workspace to damage."""
+    shutil.copytree(served.folder, tmp_path / "copy")
+    return Workspace(str(tmp_path / "copy"))
+
+
+def open_retriever(workspace: Workspace, retriever: str = "promoted") -> Retriever:
+    return Retriever.open(workspace, ServingArguments(workspace=workspace.uri, retriever=retriever))
+
+
+# -- start-up ------------------------------------------------------------------------------------------------------------------
+
+
+def _remove(name: str) -> Callable[[Workspace, Path], None]:
+    return lambda workspace, model: workspace.delete(name)
+
+
+def _swap_weights(workspace: Workspace, model: Path) -> None:
+    publish_encoder(workspace, "promoted", adapted(model, 1), golden_of=adapted(model, 0))
+
+
+def _drop_golden(workspace: Workspace, model: Path) -> None:
+    publish_encoder(workspace, "promoted", adapted(model, 0), golden_of=None)
+
+
+def _change_prefix(workspace: Workspace, model: Path) -> None:
+    folder = Path(workspace.path("promoted"))
+    identity = json.loads((folder / "armor_ray.json").read_text())
+    identity["query_prefix"] = "yreuq: "  # as long as the one before: the manifest sees nothing
+    (folder / "armor_ray.json").write_text(json.dumps(identity, indent=2))
+
+
+def _damage(name: str, at: int) -> Callable[[Workspace, Path], None]:
+    def damage(workspace: Workspace, model: Path) -> None:
+        with Path(workspace.path(name)).open("r+b") as handle:
+            handle.seek(at)
+            handle.write(b"\xff" * 16)
+
+    return damage
+
+
+def _truncate_index(workspace: Workspace, model: Path) -> None:
+    path = Path(workspace.path("index/index.faiss"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _index_of_another_encoder(workspace: Workspace, model: Path) -> None:
+    path = Path(workspace.path("index/index.json"))
+    path.write_text(path.read_text()[:-4] + 'zz"}')
+
+
+def _other_passages(workspace: Workspace, model: Path) -> None:
+    workspace.delete("embeddings")
+    workspace.publish(
+        "passages",
+        stage="prepare",
+        fingerprint="new",
+        inputs={},
+        config={},
+        write=lambda draft: pq.write_table(passage_table(29), draft.path / "passages.parquet"),
+    )
+
+
+def _rerun_stopped_after_prepare(workspace: Workspace, model: Path) -> None:
+    workspace.publish(
+        "passages",
+        stage="prepare",
+        fingerprint="new",
+        inputs={},
+        config={},
+        write=lambda draft: pq.write_table(passage_table(), draft.path / "passages.parquet"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_remove("promoted"), "no artifact 'promoted'"),
+        (_remove("index"), "no artifact 'index'"),
+        (_remove("passages"), "no artifact 'passages'"),
+        (_swap_weights, "does not reproduce 16 of 16 golden vectors"),
+        (_drop_golden, "the encoder has no golden vectors"),
+        (_damage(f"promoted/{GOLDEN}", 0), "golden vectors are not readable"),
+        (_change_prefix, "golden vectors|holds vectors of encoder"),
+        (_damage("index/index.faiss", 0), "not a readable FAISS index"),
+        (_truncate_index, "bytes instead of"),
+        (_index_of_another_encoder, "the index holds vectors of encoder .*zz"),
+        (_damage("passages/passages.parquet", 0), "not a readable Parquet file"),
+        (_other_passages, "the index holds 30 vectors, the corpus has 29 passages"),
+        (_rerun_stopped_after_prepare, "'embeddings' was made of other 'passages'"),
+    ],
+)
+def test_a_replica_refuses_to_start_on(damage: Callable, message: str, copy: Workspace, tiny_bert: Path) -> None:
+    open_retriever(copy)  # whole so far
+    damage(copy, tiny_bert)
+    with pytest.raises(ArmorError, match=message) as error:
+        open_retriever(copy)
+    assert "\n" not in str(error.value)
+    assert error.value.hint
+
+
+def test_golden_tolerance_covers_arithmetic_and_not_another_encoder(served: Served, tmp_path: Path, tiny_bert: Path) -> None:
+    served.encoder.save(tmp_path)
+    content = json.loads((served.folder / "promoted" / GOLDEN).read_text())
+    noise = np.random.default_rng(0).uniform(-5e-4, 5e-4, np.shape(content["vectors"]))
+    content["vectors"] = (np.array(content["vectors"]) + noise).tolist()
+    (tmp_path / GOLDEN).write_text(json.dumps(content))
+    check_golden(served.encoder, tmp_path)
+    content["vectors"][3][0] += 0.01
+    (tmp_path / GOLDEN).write_text(json.dumps(content))
+    with pytest.raises(ArmorError, match=rf"1 of 16 golden vectors \('{QUESTIONS[3]}' is off by 0.01"):
+        check_golden(served.encoder, tmp_path)
+
+
+def test_a_slim_copy_without_embeddings_serves_any_trained_retriever(copy: Workspace) -> None:
+    copy.delete("embeddings")
+    assert open_retriever(copy, "other").version == "other@print-retrievers/other"
+    assert open_retriever(copy).names == ("promoted", "tiny")
+
+
+def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
+    retriever = open_retriever(Workspace(str(served.folder)))
+    jobs = [Job((QUESTIONS[0], LONG), 3), Job((QUESTIONS[1],)), Job((QUESTIONS[2],), 7)]
+    answers = retriever.answer(jobs)
+    for job, answer in zip(jobs, answers, strict=True):
+        np.testing.assert_allclose(answer.vectors, served.encoder.encode(list(job.texts), "query"), atol=1e-6)
+        for text, passages in zip(job.texts, answer.passages, strict=True):
+            assert [passage.passage_id for passage in passages] == (served.top(text, job.k)[0] if job.k else [])
+    assert answers[0].truncated == (False, True)
+    assert answers[0].tokens == len(served.encoder.tokenize([QUESTIONS[0]], "query")[0]) + 24
+
+
+# -- promotion -----------------------------------------------------------------------------------------------------------------
+
+
+def test_promotion_replaces_the_encoder_and_names_what_it_cannot_find(copy: Workspace) -> None:
+    manifest = promote(copy, "other")
+    assert manifest.details == {"retriever": "other", "fingerprint": "print-retrievers/other"}
+    assert open_retriever(copy).version == "other@print-retrievers/other"
+    with pytest.raises(ArmorError, match="no retriever 'best'.*other, tiny"):
+        promote(copy, "best")
+
+
+def test_the_promoted_encoder_is_copied_out_and_nothing_is_overwritten(copy: Workspace, tmp_path: Path) -> None:
+    promote_to(copy, tmp_path / "out")
+    assert (tmp_path / "out" / "modules.json").exists()
+    with pytest.raises(ArmorError, match="not an empty folder"):
+        promote_to(copy, tmp_path / "out")
+
+
+# -- HTTP ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    log: Path
+
+    def wait_for_log(self, text: str) -> str:
+        """The log once it holds `text`."""
+        for _ in range(120):
+            log = self.log.read_text(errors="replace")
+            if text in log:
+                return log
+            time.sleep(0.5)
+        raise AssertionError(f"{text!r} not in the log:\n{log[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def server(served: Served, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Iterator[Server]:
+    """`serve run` of one good application and of one whose golden vectors are another encoder's."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copytree(served.folder, folder / "good")
+    shutil.copytree(served.folder, folder / "bad")
+    _swap_weights(Workspace(str(folder / "bad")), tiny_bert)
+    port = _free_port()
+    good = {"workspace": "good", "max_query_characters": 200, "max_queries": 4, "max_batch_size": 8, "max_body_bytes": 4096}
+    _write_config(folder / "config.yaml", port, {"/": good, "/bad": {"workspace": "bad"}})
+    with _serve_run(folder) as log:
+        server = Server(f"http://127.0.0.1:{port}", log)
+        _wait_until_ready(server)
+        yield server
+
+
+def _write_config(path: Path, port: int, applications: dict[str, dict[str, object]]) -> None:
+    """The shipped config with other arguments, port and applications."""
+    config = yaml.safe_load((Path(__file__).parents[2] / "serve_configs" / "retriever.yaml").read_text())
+    config["http_options"]["port"] = port
+    shipped = config["applications"][0]
+    config["applications"] = [
+        {**shipped, "name": f"app{i}", "route_prefix": prefix, "args": {**shipped["args"], **arguments}}
+        for i, (prefix, arguments) in enumerate(applications.items())
+    ]
+    path.write_text(yaml.safe_dump(config))
+
+
+class _serve_run:
+    """Runs `serve run config.yaml` in a folder, on a Ray of its own; stops both."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "log.txt"
+
+    def __enter__(self) -> Path:
+        # Short: Ray's socket paths have a length limit.
+        self._ray_folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+        offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        environment = {**os.environ, **offline, "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(Path(sys.executable).parent / "serve"), "run", "config.yaml"],
+                cwd=self._folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self._log
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
+
+
+def _wait_until_ready(server: Server) -> None:
+    for _ in range(240):
+        try:
+            if httpx.get(f"{server.url}/info", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"not ready:\n{server.log.read_text(errors='replace')[-4000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_retrieve_gives_the_passages_of_plain_numpy(server: Server, served: Served) -> None:
+    answer = httpx.post(f"{server.url}/v1/retrieve", json={"queries": [QUESTIONS[0], LONG], "k": 4}).raise_for_status().json()
+    assert answer["encoder"] == "tiny@print-retrievers/tiny"
+    assert [result["truncated"] for result in answer["results"]] == [False, True]
+    table = passage_table().to_pylist()
+    for result in answer["results"]:
+        rows, scores = served.top(result["query"], 4)
+        assert [passage["passage_id"] for passage in result["passages"]] == rows
+        assert [passage["rank"] for passage in result["passages"]] == [1, 2, 3, 4]
+        np.testing.assert_allclose([passage["score"] for passage in result["passages"]], scores, atol=1e-5)
+        for passage, row in zip(result["passages"], rows, strict=True):
+            assert {name: passage[name] for name in ("doc_id", "title", "text")} == {
+                name: table[row][name] for name in ("doc_id", "title", "text")
+            }
+
+
+def test_k_defaults_to_five_and_may_be_the_whole_corpus(server: Server) -> None:
+    def ranks(**body: object) -> int:
+        answer = httpx.post(f"{server.url}/v1/retrieve", json={"query": "w3", **body}).raise_for_status()
+        return len(answer.json()["results"][0]["passages"])
+
+    assert ranks() == 5
+    assert ranks(k=NUM_PASSAGES) == NUM_PASSAGES
+
+
+def test_concurrent_requests_are_batched_and_never_mixed_up(server: Server, served: Served) -> None:
+    def ask(i: int) -> list[int]:
+        body = {"query": QUESTIONS[i % 20], "k": 1 + i % 5}
+        answer = httpx.post(f"{server.url}/v1/retrieve", json=body, timeout=60).raise_for_status().json()
+        return [passage["passage_id"] for passage in answer["results"][0]["passages"]]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(60)))
+    assert answers == [served.top(QUESTIONS[i % 20], 1 + i % 5)[0] for i in range(60)]
+
+
+def test_the_openai_client_gets_the_encoders_own_query_vectors(server: Server, served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    texts = [QUESTIONS[5], LONG]
+    packed = client.embeddings.create(model="promoted", input=texts)  # the client asks for base64 unless told otherwise
+    plain = client.embeddings.create(model="tiny", input=texts, encoding_format="float", dimensions=32)
+    assert [row.index for row in plain.data] == [0, 1]
+    assert np.array_equal(np.float32([row.embedding for row in packed.data]), np.float32([row.embedding for row in plain.data]))
+    np.testing.assert_allclose([row.embedding for row in plain.data], served.encoder.encode(texts, "query"), atol=1e-6)
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens > 24
+    assert plain.model_dump()["truncated"] == [1]
+    single = client.embeddings.create(model="promoted", input=texts[0])
+    np.testing.assert_allclose(single.data[0].embedding, plain.data[0].embedding, atol=1e-6)
+
+
+def test_the_openai_client_raises_its_own_errors(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.UnprocessableEntityError, match="token ids are not supported"):
+        client.embeddings.create(model="promoted", input=[1, 2, 3])
+    with pytest.raises(openai.NotFoundError, match="text-embedding-3-small"):
+        client.embeddings.create(model="text-embedding-3-small", input="w1")
+
+
+def test_limits_hold_through_the_proxy(server: Server) -> None:
+    def post(body: bytes | str) -> tuple[int, str]:
+        answer = httpx.post(f"{server.url}/v1/retrieve", content=body, headers={"content-type": "application/json"})
+        return answer.status_code, answer.json()["error"]["type"]
+
+    assert post(json.dumps({"query": "w" * 201})) == (413, "too_large")
+    assert post(json.dumps({"queries": ["w"] * 5})) == (413, "too_large")
+    assert post(b" " * 5000) == (413, "too_large")
+    assert post(json.dumps({"query": "w", "k": NUM_PASSAGES + 1})) == (422, "invalid_request")
+    assert post(b"{") == (422, "invalid_request")
+    assert post('{"query": "\\ud800"}') == (422, "invalid_request")
+    odd = {"query": "\x00\u202e<script>'; DROP TABLE passages;-- 🛰 ../../etc/passwd"}
+    assert httpx.post(f"{server.url}/v1/retrieve", json=odd).status_code == 200
+
+
+def test_health_info_and_metrics_tell_what_is_served_and_how_it_goes(server: Server) -> None:
+    httpx.post(f"{server.url}/v1/retrieve", json={"query": "w1"}).raise_for_status()
+    httpx.post(f"{server.url}/v1/retrieve", json={"query": ""})
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    info = httpx.get(f"{server.url}/info").json()
+    assert (info["model"], info["dimension"], info["max_length"], info["passages"]) == ("promoted", 32, 24, NUM_PASSAGES)
+    assert info["limits"]["max_query_characters"] == 200
+    metrics = httpx.get(f"{server.url}/metrics").text
+    for series in (
+        'armor_ray_requests_total{route="/v1/retrieve",status="200"}',
+        'armor_ray_requests_total{route="/v1/retrieve",status="422"}',
+        "armor_ray_encode_seconds_count",
+        "armor_ray_search_seconds_count",
+        "armor_ray_queue_seconds_count",
+        "armor_ray_queued_requests 0.0",
+    ):
+        assert series in metrics
+
+
+def test_serve_run_shows_why_an_application_does_not_start(server: Server) -> None:
+    log = server.wait_for_log("does not reproduce 16 of 16 golden vectors")
+    line = next(line for line in log.splitlines() if "does not reproduce" in line)
+    assert "ArmorError: " in line
+    assert f"bad/promoted/{GOLDEN}" in line  # the relative path of the config, resolved where the command ran
+    assert "promote again" in line
+    assert httpx.get(f"{server.url}/bad/health").status_code in (404, 503)
