@@ -35,12 +35,11 @@ _OTHER = ("#222222", "o")
 
 
 def method_label(method: str) -> str:
-    """`bm25+armor/interpolated` → `BM25 + ARMOR, interpolated`; an unknown name stays as it is."""
+    """`bm25+armor/swept/interpolated` → `BM25 + ARMOR, swept, interpolated`; an unknown name stays as it is."""
     if method.startswith(FUSION_PREFIX):
         return f"{_METHODS[BM25]} + {method_label(method.removeprefix(FUSION_PREFIX))}"
-    name = method.removesuffix(INTERPOLATED)
-    label = _METHODS.get(name, name)
-    return f"{label}, interpolated" if method.endswith(INTERPOLATED) else label
+    name, *variants = method.split("/")
+    return ", ".join([_METHODS.get(name, name), *variants])
 
 
 def metric_label(metric: str) -> str:
@@ -51,8 +50,8 @@ def metric_label(metric: str) -> str:
 
 
 def method_style(method: str) -> tuple[str, str]:
-    """Colour and marker of a recipe, whether interpolated, fused or neither."""
-    return _STYLES.get(method.removeprefix(FUSION_PREFIX).removesuffix(INTERPOLATED), _OTHER)
+    """Colour and marker of a recipe, whatever its variant (swept, interpolated, fused)."""
+    return _STYLES.get(method.removeprefix(FUSION_PREFIX).partition("/")[0], _OTHER)
 
 
 def is_fused(method: str) -> bool:

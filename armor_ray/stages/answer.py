@@ -12,6 +12,7 @@ from ray.data import ActorPoolStrategy
 from tqdm import tqdm
 
 from armor_ray.config import GeneratorConfig
+from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
 from armor_ray.models.generators import load_generator
 from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.generators.protocol import GenerationRequest
@@ -23,8 +24,6 @@ from armor_ray.stages.trials import INTERPOLATED
 from armor_ray.workspace import Draft, read_parquet
 
 STAGE = "answer"
-CLOSED_BOOK = "base_gen"  # METHODS §4
-BASE = "base"
 _QUESTIONS_A_BATCH = 8
 
 
@@ -45,7 +44,7 @@ def methods(context: Context) -> list[AnsweredMethod]:
     config = context.config
     if not config.evaluation.generation_questions:
         return []
-    found = [AnsweredMethod(CLOSED_BOOK, None), AnsweredMethod(BASE, None)]
+    found = [AnsweredMethod(CLOSED_BOOK, None), AnsweredMethod(BASE_RAG, None)]
     for variant in variants(config):
         if variant.recipe == config.objective.recipe:
             found += _of_variant(variant, config.evaluation.seeds[0], bool(config.training.interpolate))

@@ -15,6 +15,7 @@ from armor_ray.config import Config
 from armor_ray.evaluation.answers import answer_metrics
 from armor_ray.evaluation.examples import Examples, choose_examples
 from armor_ray.evaluation.figures import Trial
+from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25
 from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
 from armor_ray.evaluation.report import ReportData, write_report
 from armor_ray.evaluation.summary import Row, metric_rows, write_summary
@@ -27,7 +28,6 @@ from armor_ray.stages.train import Variant, variants
 from armor_ray.workspace import Draft, Workspace, package_versions, read_parquet
 
 STAGE = "evaluate"
-BASE, BM25 = "base", "bm25"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,12 @@ def plans(context: Context) -> list[Plan]:
     inputs = ["passages", "examples", "candidates", "embeddings"]
     inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
     inputs += [method.artifact for method in answer.methods(context)]
-    settings = {"evaluation": config.evaluation.model_dump(), "dataset": config.data.name, "metric": config.training.metric, "seed": config.seed}
+    settings = {
+        "evaluation": config.evaluation.model_dump(),
+        "dataset": config.data.name,
+        "metric": config.training.metric,
+        "seed": config.seed,
+    }
     return [Plan("reports", STAGE, settings, context.inputs(*inputs))]
 
 
@@ -174,19 +179,19 @@ def _answer_rows(context: Context, split: SplitQuestions) -> list[Row]:
         found[method.method] = answer_metrics(answers, split.answers[: len(answers)])
     rows: list[Row] = []
     for method_name, values in found.items():
-        rows += _rows(context.config, method_name, values, None if method_name == BASE else (BASE, found[BASE]))
+        rows += _rows(context.config, method_name, values, None if method_name == BASE_RAG else (BASE_RAG, found[BASE_RAG]))
     return rows
 
 
 def _write_results(folder: Path, evaluated: Evaluated, split: SplitQuestions) -> None:
     """Per-question metrics as one Parquet file; runs and qrels in TREC and BEIR form."""
-    records = [
-        {"method": method.name, "seed": seed, "example_id": example, **{metric: float(values[seed, i]) for metric, values in metrics.items()}}
-        for method in evaluated.methods
-        for metrics in [evaluated.values[method.name]]
-        for seed in range(len(method.rankings))
-        for i, example in enumerate(split.example_ids)
-    ]
+    records = []
+    for method in evaluated.methods:
+        values = evaluated.values[method.name]
+        for seed in range(len(method.rankings)):
+            for i, example in enumerate(split.example_ids):
+                metrics = {metric: float(value[seed, i]) for metric, value in values.items()}
+                records.append({"method": method.name, "seed": seed, "example_id": example, **metrics})
     pq.write_table(pa.Table.from_pylist(records), folder / "results.parquet")
     runs = folder / "runs"
     runs.mkdir()
@@ -210,7 +215,7 @@ def _report_data(context: Context, evaluated: Evaluated, rows: list[Row], split:
         dataset=config.data.name,
         rows=rows,
         metric=config.training.metric,
-        metrics=[metric for metric in next(iter(evaluated.values.values()))],
+        metrics=list(evaluated.values[BASE]),
         histories={row.method: _history(workspace, row.artifacts[0]) for row in plain},
         sweep=_trials(config, workspace),
         interpolation=curves,

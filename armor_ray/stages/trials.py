@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,6 +42,7 @@ from armor_ray.training.table import TrainingTable
 from armor_ray.workspace import Draft, Workspace, fingerprint
 
 INTERPOLATED = "-interpolated"
+_EXPERIMENTS = ".work/ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,9 @@ class TrainJob:
     log_folder: str | None
 
 
-def train_worker(job: TrainJob) -> None:
+def train_worker(arguments: dict[str, Any]) -> None:
     """The Ray Train loop function: trains, then rank 0 publishes the retriever."""
+    job: TrainJob = arguments["job"]
     config, workspace = job.spec.config, Workspace(job.workspace_uri)
     table: TrainingTable = ray.get(job.table[0])
     host = RayHost()
@@ -182,20 +184,26 @@ def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, l
         ),
         {"CPU": plan.trial_cpus},
     )
-    storage = context.workspace.path(".work/ray") if context.workspace.is_local else f"{context.workspace.uri}/.work/ray"
-    tuner = _tuner(trainable, storage, name, len(specs), plan, scheduler, config)
-    results = tuner.fit()
+    try:
+        results = _tuner(trainable, context.workspace, name, len(specs), plan, scheduler, config).fit()
+    finally:
+        for actor in actors:
+            ray.kill(actor)
     _raise_first_error(results)
-    for actor in actors:
-        ray.kill(actor)
     rows = [{"number": r.config["number"], "step": r.metrics["step"], "metrics": _recalls(r.metrics)} for r in results]
+    # What a finished experiment left would be restored, not run, by `--force`.
+    context.workspace.delete(f"{_EXPERIMENTS}/{name}")
+    for number in range(len(specs)):
+        context.workspace.delete(f"{_EXPERIMENTS}/{_run_name(name, number)}")
     return sorted(rows, key=lambda row: row["number"])
 
 
-def _tuner(trainable: Any, storage: str, name: str, num_specs: int, plan: TrialPlan, scheduler: Any, config: Config) -> Any:
-    path = f"{storage}/{name}"
-    if ray.tune.Tuner.can_restore(path):
-        return ray.tune.Tuner.restore(path, trainable=trainable, resume_errored=True, restart_errored=False)
+def _tuner(
+    trainable: Any, workspace: Workspace, name: str, num_specs: int, plan: TrialPlan, scheduler: Any, config: Config
+) -> ray.tune.Tuner:
+    storage = _storage(workspace)
+    if ray.tune.Tuner.can_restore(f"{storage}/{name}"):
+        return ray.tune.Tuner.restore(f"{storage}/{name}", trainable=trainable, resume_errored=True)
     return ray.tune.Tuner(
         trainable,
         param_space={"number": ray.tune.grid_search(list(range(num_specs)))},
@@ -214,22 +222,32 @@ def _trial(
     spec = specs[parameters["number"]]
     workspace = Workspace(uri)
     training = spec.config.training
-    storage = workspace.path(".work/ray-train") if workspace.is_local else f"{uri}/.work/ray-train"
     log_folder = workspace.path(f"logs/{spec.name}") if workspace.is_local else None
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config=TrainJob(spec, uri, table, actors, log_folder),  # type: ignore[arg-type]
+        train_loop_config={"job": TrainJob(spec, uri, table, actors, log_folder)},
         torch_config=TorchConfig(backend="nccl" if resources.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(num_workers=training.workers, use_gpu=resources.use_gpu, resources_per_worker=resources.worker_resources),
+        scaling_config=ScalingConfig(
+            num_workers=training.workers, use_gpu=resources.use_gpu, resources_per_worker=resources.worker_resources
+        ),
         run_config=RunConfig(
-            name=f"{experiment}-{parameters['number']:03d}",
-            storage_path=storage,
+            name=_run_name(experiment, parameters["number"]),
+            storage_path=_storage(workspace),
             failure_config=FailureConfig(max_failures=training.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
-            callbacks=[TuneReportCallback()],
+            callbacks=[cast(Any, TuneReportCallback())],
         ),
     )
     trainer.fit()
+
+
+def _storage(workspace: Workspace) -> str:
+    return workspace.path(_EXPERIMENTS) if workspace.is_local else f"{workspace.uri}/{_EXPERIMENTS}"
+
+
+def _run_name(experiment: str, number: int) -> str:
+    """Fixed names: a restarted trial finds its own Ray Train run and goes on from its checkpoint."""
+    return f"{experiment}-{number:03d}"
 
 
 def _score_actors(context: Context, specs: list[TrialSpec]) -> list[Any]:
@@ -247,7 +265,7 @@ def _recalls(metrics: dict[str, Any]) -> dict[str, float]:
 def _raise_first_error(results: Any) -> None:
     for error in results.errors:
         text = str(error)
-        marker = "ArmorError: "
-        if marker in text:
-            raise ArmorError(text.split(marker)[-1].strip().splitlines()[0], where="training")
+        _, found, message = text.rpartition(f"{ArmorError.__name__}: ")
+        if found:
+            raise ArmorError(message.strip().splitlines()[0], where="training")
         raise RuntimeError(f"a training trial failed:\n{text}")

@@ -79,6 +79,17 @@ class TestResume:
             losses[dropout] = [row["loss"] for row in rows if "loss" in row]
         assert all(abs(noisy - quiet) > 1e-4 for noisy, quiet in zip(losses[True], losses[False], strict=True))
 
+    def test_dropout_seeds_differ_between_steps_ranks_and_runs(self, encoder, table, tmp_path):
+        seeds = set()
+        for seed in (0, 1):
+            trainer = Trainer(make_config().model_copy(update={"seed": seed}), table, encoder, LocalHost(tmp_path))
+            for rank in (0, 1):
+                trainer.host.rank = rank
+                for step in (0, 1):
+                    trainer._reseed(step)
+                    seeds.add(torch.initial_seed())
+        assert len(seeds) == 8
+
     def test_a_finished_run_is_not_trained_again(self, tiny_bert, table, tmp_path):
         config = make_config()
         first = train(config, tmp_path, load_tiny(tiny_bert), table)
