@@ -59,15 +59,14 @@ def passage_table(count: int = NUM_PASSAGES) -> pa.Table:
 def build_workspace(folder: Path, model: Path) -> Served:
     """Publishes passages, embeddings, index, retrievers/tiny, retrievers/other and promoted (= tiny)."""
     workspace = Workspace(str(folder))
-    table = passage_table()
     base = load_tiny(model)
-    vectors = base.encode(table.column("text").to_pylist(), "passage")
+    vectors = base.encode(passage_table().column("text").to_pylist(), "passage")
 
     def write_index(draft: Draft) -> None:
         faiss.write_index(build_index(vectors, IndexConfig()), str(draft.path / "index.faiss"))
         (draft.path / "index.json").write_text(json.dumps({"encoder": base.identity.fingerprint()}), encoding="utf-8")
 
-    _publish(workspace, "passages", lambda draft: pq.write_table(table, draft.path / "passages.parquet"))
+    publish_passages(workspace, NUM_PASSAGES, "print-passages")
     _publish(workspace, "embeddings", lambda draft: np.save(draft.path / "part-00000.npy", vectors), source="passages")
     _publish(workspace, "index", write_index, source="embeddings")
     encoders = {name: adapted(model, seed) for seed, name in enumerate(("tiny", "other"))}
@@ -96,6 +95,13 @@ def publish_encoder(workspace: Workspace, name: str, encoder: BiEncoder, golden_
             write_golden(golden_of, QUESTIONS, draft.path)
 
     _publish(workspace, name, write)
+
+
+def publish_passages(workspace: Workspace, count: int, fingerprint: str) -> None:
+    def write(draft: Draft) -> None:
+        pq.write_table(passage_table(count), draft.path / "passages.parquet")
+
+    workspace.publish("passages", stage="prepare", fingerprint=fingerprint, inputs={}, config={}, write=write)
 
 
 def _publish(workspace: Workspace, name: str, write: Callable[[Draft], None], source: str | None = None) -> None:

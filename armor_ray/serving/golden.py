@@ -67,7 +67,7 @@ def check_golden(encoder: BiEncoder, folder: Path, tolerance: float = 1e-3) -> N
         raise ArmorError(message, where=str(folder / FILE), hint=_HINT)
     actual = encoder.encode(texts, "query")
     differences = np.abs(actual - expected).max(axis=1)
-    cosines = (actual * expected).sum(axis=1)
+    cosines = (actual * expected).sum(axis=1) / (np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1))
     # Written so that NaN counts as a difference.
     wrong = ~((differences <= tolerance) & (cosines >= _MIN_COSINE))
     if wrong.any():

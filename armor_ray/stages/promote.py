@@ -27,7 +27,7 @@ def promote(workspace: Workspace, name: str) -> Manifest:
     source_name = f"retrievers/{name}"
     source = workspace.manifest(source_name)
     if source is None:
-        known = ", ".join(workspace.names("retrievers")) or "none"
+        known = ", ".join(known.removeprefix("retrievers/") for known in workspace.names("retrievers")) or "none"
         raise ArmorError(f"no retriever '{name}'", where=workspace.uri, hint=f"trained retrievers: {known}")
     plan = Plan(PROMOTED, STAGE, {"retriever": name}, {source_name: source.fingerprint})
     return _publish(workspace, plan, source_name, source)

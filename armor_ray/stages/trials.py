@@ -190,7 +190,7 @@ def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, l
         for actor in actors:
             ray.kill(actor)
     _raise_first_error(results)
-    rows = [{"number": r.config["number"], "step": r.metrics["step"], "metrics": _recalls(r.metrics)} for r in results]
+    rows = [_row(results[i]) for i in range(len(results))]
     # What a finished experiment left would be restored, not run, by `--force`.
     context.workspace.delete(f"{_EXPERIMENTS}/{name}")
     for number in range(len(specs)):
@@ -258,8 +258,10 @@ def _score_actors(context: Context, specs: list[TrialSpec]) -> list[Any]:
     return [remote.remote(config.generator, context.workspace.uri, "train")]
 
 
-def _recalls(metrics: dict[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in metrics.items() if key.startswith("R@")}
+def _row(result: ray.tune.Result) -> dict[str, Any]:
+    config, metrics = result.config or {}, result.metrics or {}
+    recalls = {key: float(value) for key, value in metrics.items() if key.startswith("R@")}
+    return {"number": config["number"], "step": metrics["step"], "metrics": recalls}
 
 
 def _raise_first_error(results: Any) -> None:
