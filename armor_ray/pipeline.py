@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from armor_ray.config import Config
 from armor_ray.errors import ArmorError
-from armor_ray.stages import answer, candidates, embed, evaluate, index, prepare, promote, score, sweep, train
-from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.context import Context, Plan, work_folder
+from armor_ray.stages.limits import check_sizes
+from armor_ray.stages.plans import PLANS
 from armor_ray.workspace import Manifest, Workspace
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A named step: what it should publish, and how to make what is not there."""
-
-    name: str
-    plans: Callable[[Context], list[Plan]]
-    run_all: Callable[[Context, list[Plan]], None]
-
-
-def _one_by_one(run: Callable[[Context, Plan], None]) -> Callable[[Context, list[Plan]], None]:
-    def run_all(context: Context, todo: list[Plan]) -> None:
-        for plan in todo:
-            run(context, plan)
-
-    return run_all
-
-
-STAGES: tuple[Stage, ...] = (
-    Stage("prepare", prepare.plans, _one_by_one(prepare.run)),
-    Stage("embed", embed.plans, _one_by_one(embed.run)),
-    Stage("index", index.plans, _one_by_one(index.run)),
-    Stage("candidates", candidates.plans, _one_by_one(candidates.run)),
-    Stage("score", score.plans, _one_by_one(score.run)),
-    Stage("sweep", sweep.plans, _one_by_one(sweep.run)),
-    Stage("train", train.plans, train.run_all),
-    Stage("answer", answer.plans, answer.run_all),
-    Stage("evaluate", evaluate.plans, _one_by_one(evaluate.run)),
-    Stage("promote", promote.plans, _one_by_one(promote.run)),
-)
-STAGE_NAMES = tuple(stage.name for stage in STAGES)
+STAGE_NAMES = tuple(PLANS)
+CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,58 +33,88 @@ class ArtifactStatus:
 def run(config: Config, *, until: str | None = None, force: str | None = None, say: Callable[[str], None] = print) -> Workspace:
     """Runs every stage up to `until` whose artifacts are missing or stale, under the workspace's lock.
 
+    Everything that planning can find wrong (data, models, config) is found before the first stage runs. A forced stage runs again
+    from its beginning; its old artifacts stay until the new ones are published.
+
     Raises:
         ArmorError: an unknown stage name, a second run on the workspace, or any bad input.
     """
-    _check_stage(until, "--until")
-    _check_stage(force, "--force")
+    stages = _stages(until, force)
     workspace = Workspace(config.workspace)
     with workspace.lock():
         context = Context(config, workspace, say)
-        for stage in STAGES:
-            _run_stage(context, stage, forced=stage.name == force)
-            if stage.name == until:
-                break
+        plans = {stage: _plan(context, stage) for stage in stages}
+        workspace.write_bytes(CONFIG, resolved_config(config).encode())
+        for stage in stages:
+            _run_stage(context, stage, plans[stage], forced=stage == force)
+            if stage == "prepare":
+                _check_sizes(config, workspace)
     return workspace
 
 
-def _run_stage(context: Context, stage: Stage, forced: bool) -> None:
+def _check_sizes(config: Config, workspace: Workspace) -> None:
+    check_sizes(config, workspace.require("passages").rows["passages"], workspace.require("examples").rows["train"])
+
+
+def resolved_config(config: Config) -> str:
+    """What was set, as YAML that holds from any folder: paths are absolute, the password is left out."""
+    raw = config.model_dump(exclude_unset=True, mode="json")
+    for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model")):
+        value = raw.get(section, {}).get(key)
+        if value is not None and Path(value).expanduser().exists():
+            raw[section][key] = str(Path(value).expanduser().absolute())
+    return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
+
+
+def _stages(until: str | None, force: str | None) -> list[str]:
+    for name, where in ((until, "--until"), (force, "--force")):
+        if name is not None and name not in STAGE_NAMES:
+            raise ArmorError(f"no stage '{name}'", where=where, hint=f"stages: {', '.join(STAGE_NAMES)}")
+    stages = list(STAGE_NAMES[: STAGE_NAMES.index(until) + 1] if until else STAGE_NAMES)
+    if force is not None and force not in stages:
+        raise ArmorError(f"'{force}' comes after '{until}', where the run stops", where="--force", hint="leave out --until")
+    return stages
+
+
+def _plan(context: Context, stage: str) -> list[Plan]:
+    plans = PLANS[stage](context)
+    context.fingerprints.update({plan.name: plan.fingerprint for plan in plans})
+    return plans
+
+
+def _run_stage(context: Context, stage: str, plans: list[Plan], forced: bool) -> None:
     todo = []
-    for status in _statuses(context, stage):
+    for status in _statuses(context, plans):
         if status.problem or forced:
             todo.append(status.plan)
-            context.say(f"{stage.name}: {status.plan.name} is {status.problem or 'forced'}")
+            context.say(f"{stage}: {status.plan.name} is {status.problem or 'forced'}")
     if not todo:
-        context.say(f"{stage.name}: up to date")
+        context.say(f"{stage}: up to date")
         return
     if forced:
-        for plan in todo:
-            context.workspace.delete(plan.name)
+        context.workspace.delete(work_folder(stage))
     started = time.monotonic()
-    stage.run_all(context, todo)
-    context.say(f"{stage.name}: done in {time.monotonic() - started:.1f} s")
+    _run(stage, context, todo)
+    context.workspace.delete(work_folder(stage))
+    context.say(f"{stage}: done in {time.monotonic() - started:.1f} s")
 
 
-def _statuses(context: Context, stage: Stage) -> list[ArtifactStatus]:
-    statuses = []
-    for plan in stage.plans(context):
-        context.fingerprints[plan.name] = plan.fingerprint
-        manifest = context.workspace.manifest(plan.name)
-        statuses.append(ArtifactStatus(plan, manifest, plan.difference(manifest)))
-    return statuses
+def _run(stage: str, context: Context, todo: list[Plan]) -> None:
+    # Imported here: only a stage with something to do brings in Ray, torch and models.
+    importlib.import_module(f"armor_ray.stages.{stage}").run_all(context, todo)
+
+
+def _statuses(context: Context, plans: list[Plan]) -> list[ArtifactStatus]:
+    manifests = [(plan, context.workspace.manifest(plan.name)) for plan in plans]
+    return [ArtifactStatus(plan, manifest, plan.difference(manifest)) for plan, manifest in manifests]
 
 
 def status(config: Config) -> list[ArtifactStatus]:
     """Every planned artifact with what is missing or stale about it; reads only."""
     context = Context(config, Workspace(config.workspace))
-    return [artifact for stage in STAGES for artifact in _statuses(context, stage)]
+    return [artifact for stage in STAGE_NAMES for artifact in _statuses(context, _plan(context, stage))]
 
 
 def is_complete(config: Config) -> bool:
     """Whether a run would have nothing to do."""
     return all(artifact.problem is None for artifact in status(config))
-
-
-def _check_stage(name: str | None, where: str) -> None:
-    if name is not None and name not in STAGE_NAMES:
-        raise ArmorError(f"no stage '{name}'", where=where, hint=f"stages: {', '.join(STAGE_NAMES)}")

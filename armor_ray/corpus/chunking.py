@@ -13,15 +13,33 @@ _ROWS_PER_BATCH = 16_384
 
 
 def chunk_characters(text: str, size: int) -> list[tuple[int, int]]:
-    """Cuts `text` every `size` characters: half-open offsets that tile it, nothing lost, nothing doubled.
+    """Cuts `text` into chunks of at most `size` characters between words: half-open offsets that tile it, nothing lost, nothing doubled.
+
+    A chunk ends after the last whitespace of its second half; where there is none (a long token, a script without spaces) it ends at
+    `size`. Half a word at an edge is noise to an encoder and to a reader.
 
     Args:
         text: any string; an empty one has no chunks.
-        size: characters per chunk, at least 1; only the last chunk may be shorter.
+        size: characters per chunk, at least 1.
     """
     if size < 1:
         raise ValueError(f"chunk size must be at least 1, not {size}")
-    return [(start, min(start + size, len(text))) for start in range(0, len(text), size)]
+    chunks = []
+    start = 0
+    while start < len(text):
+        end = min(start + size, len(text))
+        if end < len(text):
+            end = _after_last_space(text, start + (size + 1) // 2, end)
+        chunks.append((start, end))
+        start = end
+    return chunks
+
+
+def _after_last_space(text: str, earliest: int, end: int) -> int:
+    """The place after the last whitespace of text[earliest:end]; `end` where there is none, or where the next character is one."""
+    if text[end].isspace():
+        return end
+    return next((place for place in range(end, earliest, -1) if text[place - 1].isspace()), end)
 
 
 def cut_passages(documents: Iterable[Document], size: int | None) -> pa.Table:

@@ -15,7 +15,7 @@ import yaml
 
 from armor_ray.cli import OneLineErrors, say, show_results
 from armor_ray.config import Config, load_config
-from armor_ray.demo.head import local_head
+from armor_ray.demo.head import end_leftover, local_head
 from armor_ray.demo.submit import run_job
 from armor_ray.errors import ArmorError
 from armor_ray.models.hub import DEMO_MODELS
@@ -40,6 +40,7 @@ def main(workspace: str | None, overrides: tuple[str, ...]) -> None:
     config = config.model_copy(update={"workspace": str(folder)})
     offline = _fetch_models(config)
     if is_complete(config):
+        end_leftover(folder / ".head")
         say("everything is published already: nothing to run")
     else:
         _run_on_local_head(folder / ".head", config if workspace or overrides else None, OFFLINE if offline else {})

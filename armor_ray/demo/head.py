@@ -80,19 +80,31 @@ def local_head(state: Path, job_folder: Path, extra_environment: Mapping[str, st
     """
     state.mkdir(parents=True, exist_ok=True)
     with _exclusive(state / "lock"):
-        end_leftover(state)
+        _end_recorded(state)
         # Unix sockets allow 107 characters, too few for a workspace's path; and Ray's default folder is shared with other heads.
         temporary = Path(tempfile.mkdtemp(prefix="armor-ray-"))
         record = {MARKER: secrets.token_hex(16), "temporary": str(temporary)}
-        (state / "head.json").write_text(json.dumps(record), encoding="utf-8")
+        draft = state / "head.json.draft"
+        draft.write_text(json.dumps(record), encoding="utf-8")
+        draft.rename(state / "head.json")
         try:
             yield _start(state.absolute(), record, job_folder, extra_environment or {})
         finally:
-            end_leftover(state)
+            _end_recorded(state)
 
 
 def end_leftover(state: Path) -> None:
-    """Ends the processes of the head that `state` records, if any, and removes its temporary files."""
+    """Ends the head of an owner that was killed, if there is one.
+
+    Raises:
+        ArmorError: its owner is alive.
+    """
+    if (state / "head.json").exists():
+        with _exclusive(state / "lock"):
+            _end_recorded(state)
+
+
+def _end_recorded(state: Path) -> None:
     path = state / "head.json"
     if not path.exists():
         return

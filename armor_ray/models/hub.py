@@ -64,6 +64,24 @@ def model_fingerprint(resolved: str, commit: str | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def identify_model(model_id: str, revision: str | None) -> str:
+    """`model_fingerprint` of a configured model, without loading it: of a Hugging Face id only the config is fetched.
+
+    Raises:
+        ArmorError: as `resolve_model`, or an id that neither the cache nor the network has.
+    """
+    source = resolve_model(model_id, revision)
+    return model_fingerprint(source, None if Path(source).is_dir() else _commit(source, revision))
+
+
+def _commit(hub_id: str, revision: str | None) -> str:
+    from huggingface_hub import hf_hub_download
+
+    with loading(hub_id):
+        path = hf_hub_download(hub_id, "config.json", revision=revision)
+    return Path(path).parent.name  # …/snapshots/<commit>/config.json
+
+
 @contextmanager
 def loading(model_id: str) -> Iterator[None]:
     """Turns the library's errors about a missing, gated or malformed model into one ArmorError that names it."""

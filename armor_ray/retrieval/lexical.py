@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import bm25s
@@ -9,6 +10,8 @@ import numpy as np
 
 from armor_ray.errors import ArmorError
 from armor_ray.retrieval.ranking import top_k
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG when imported
 
 # The defaults of bm25s (and of Robertson's papers). Pyserini's 0.9 and 0.4 are tuned to passages of very unequal length.
 K1, B = 1.5, 0.75

@@ -16,31 +16,29 @@ from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.index import open_index
 from armor_ray.stages.prepare import SPLITS
-from armor_ray.workspace import Draft, read_parquet
+from armor_ray.workspace import Draft, read_npy, read_parquet
 
 STAGE = "candidates"
 
 
-def plans(context: Context) -> list[Plan]:
-    config = {"pool_size": context.config.candidates.pool_size, "encoder": context.config.encoder.model_dump(exclude={"batch_tokens"})}
-    return [Plan("candidates", STAGE, config, context.inputs("examples", "index", "embeddings"))]
-
-
-def run(context: Context, plan: Plan) -> None:
-    encoder = BiEncoder.load(context.config.encoder)
+def run_all(context: Context, todo: list[Plan]) -> None:
+    [plan] = todo
+    config = context.config
+    encoder = BiEncoder.load(config.encoder)
     index = open_index(context.local("index"), encoder.identity.fingerprint())
     vectors = open_embeddings(context.local("embeddings"))
     examples = context.local("examples")
+    pool_size = config.candidates.pool_size
 
     def write(draft: Draft) -> None:
         for split in SPLITS:
             table = read_parquet(examples / f"{split}.parquet", "prepare")
-            queries = encoder.encode(table["question"].to_pylist(), "query", context.config.encoder.batch_tokens)
-            pools = retrieve_pools(index, vectors, queries, table["positive_ids"].to_pylist(), context.config.candidates.pool_size, split != "test")
+            queries = encoder.encode(table["question"].to_pylist(), "query", config.encoder.batch_tokens)
+            pools = retrieve_pools(index, vectors, queries, table["positive_ids"].to_pylist(), pool_size, split != "test")
             pq.write_table(_to_table(table["example_id"], pools), draft.path / f"{split}.parquet")
             np.save(draft.path / f"queries-{split}.npy", queries)
             draft.rows[split] = len(table)
-            draft.details[f"base recall@{context.config.candidates.pool_size} {split}"] = _recall(pools, context.config.candidates.pool_size)
+            draft.details[f"base recall@{pool_size} {split}"] = _recall(pools, pool_size)
 
     context.publish(plan, write)
 
@@ -54,11 +52,11 @@ def retrieve_pools(
     """(passage rows, base cosines, is-gold flags) per question: top `pool_size` by the index, then gold passages it missed."""
     scores, rows = search(index, queries, pool_size)
     pools = []
-    for query, question_scores, question_rows, gold in zip(queries, scores, rows, positives, strict=True):
-        missed = [row for row in gold if row not in set(question_rows.tolist())] if add_gold else []
-        pool_rows = question_rows.tolist() + missed
-        pool_scores = question_scores.tolist() + [float(query @ vectors[row]) for row in missed]
-        pools.append((pool_rows, pool_scores, [row in set(gold) for row in pool_rows]))
+    for query, question_scores, question_rows, gold in zip(queries, scores.tolist(), rows.tolist(), positives, strict=True):
+        missed = [row for row in gold if row not in question_rows] if add_gold else []
+        pool_rows = question_rows + missed
+        pool_scores = question_scores + [float(query @ vectors[row]) for row in missed]
+        pools.append((pool_rows, pool_scores, [row in gold for row in pool_rows]))
     return pools
 
 
@@ -73,4 +71,4 @@ def _to_table(example_ids: pa.ChunkedArray, pools: list[Pool]) -> pa.Table:
 
 def load_queries(folder: Path, split: str) -> np.ndarray:
     """Base query vectors fp32 [Q, D] of one split."""
-    return np.load(folder / f"queries-{split}.npy", allow_pickle=False)
+    return np.array(read_npy(folder / f"queries-{split}.npy", STAGE))

@@ -30,9 +30,10 @@ class Plan:
             return "missing"
         if manifest.fingerprint == self.fingerprint:
             return None
-        changed = [name for name, value in self.inputs.items() if manifest.inputs.get(name) != value]
-        changed += [f"config {path}" for path in _changed_keys(manifest.config, self.config)]
-        return f"stale: {', '.join(changed) or 'schema version'} changed"
+        changed = [f"config {path}" for path in _changed_keys(manifest.config, self.config)]
+        names = sorted(self.inputs.keys() | manifest.inputs.keys())
+        changed += [name for name in names if manifest.inputs.get(name) != self.inputs.get(name)]
+        return f"stale: {_few(changed)} changed" if changed else "stale: made by another version of armor_ray"
 
 
 @dataclass(slots=True)
@@ -43,6 +44,13 @@ class Context:
     workspace: Workspace
     say: Callable[[str], None] = print
     fingerprints: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, find: Callable[[], Any]) -> Any:
+        """Finds something slow, such as the fingerprint of a model's files, at its first use only."""
+        if name not in self._known:
+            self._known[name] = find()
+        return self._known[name]
 
     def inputs(self, *names: str) -> dict[str, str]:
         """Planned fingerprints of the artifacts a stage reads."""
@@ -55,7 +63,17 @@ class Context:
         )
 
     def local(self, name: str) -> Path:
+        """See `Workspace.local`."""
         return self.workspace.local(name)
+
+
+def work_folder(stage: str) -> str:
+    """Where a stage keeps what a rerun resumes from; gone when it is done or forced."""
+    return f".work/{stage}"
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    return ", ".join(names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"])
 
 
 def _changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

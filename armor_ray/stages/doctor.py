@@ -70,4 +70,5 @@ def _demo_models() -> Finding:
 
 def _writable(path: Path) -> Finding:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    return Finding(f"writable {path}", "yes" if os.access(existing, os.W_OK) else "no", os.access(existing, os.W_OK), "choose another place")
+    good = os.access(existing, os.W_OK)
+    return Finding(f"writable {path}", "yes" if good else "no", good, "choose another place")

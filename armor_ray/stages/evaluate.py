@@ -20,11 +20,12 @@ from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
 from armor_ray.evaluation.report import ReportData, write_report
 from armor_ray.evaluation.summary import Row, metric_rows, write_summary
 from armor_ray.evaluation.trec import write_qrels, write_run
-from armor_ray.stages import answer, sweep
+from armor_ray.stages.answer import load_answers
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.methods import Adapted, adapted_methods, answered_methods, is_swept
 from armor_ray.stages.rankings import QueryVectors, Rankers, Ranking, SplitQuestions, adapted_query_vectors, base_query_vectors, load_split
-from armor_ray.stages.train import Variant, variants
+from armor_ray.stages.sweep import load_results
 from armor_ray.workspace import Draft, Workspace, package_versions, read_parquet
 
 STAGE = "evaluate"
@@ -40,15 +41,6 @@ class Method:
     fusion_weight: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """A trained row: its method name and one artifact a seed."""
-
-    method: str
-    artifacts: list[str]
-    is_main: bool
-
-
 @dataclass(slots=True)
 class Evaluated:
     """Methods with their per-question metrics: metric → [S, Q]."""
@@ -60,24 +52,11 @@ class Evaluated:
         return next(method for method in self.methods if method.name == name)
 
 
-def plans(context: Context) -> list[Plan]:
-    config = context.config
-    inputs = ["passages", "examples", "candidates", "embeddings"]
-    inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
-    inputs += [method.artifact for method in answer.methods(context)]
-    settings = {
-        "evaluation": config.evaluation.model_dump(),
-        "dataset": config.data.name,
-        "metric": config.training.metric,
-        "seed": config.seed,
-    }
-    return [Plan("reports", STAGE, settings, context.inputs(*inputs))]
-
-
-def run(context: Context, plan: Plan) -> None:
+def run_all(context: Context, todo: list[Plan]) -> None:
+    [plan] = todo
     connect(context.workspace)
     split = load_split(context.workspace, "test")
-    rankers = Rankers(context.workspace)
+    rankers = Rankers(context.workspace, max(context.config.evaluation.ks))
     evaluated = _evaluate(context, split, rankers)
     rows = _retrieval_rows(context.config, evaluated) + _answer_rows(context, split)
 
@@ -94,28 +73,11 @@ def run(context: Context, plan: Plan) -> None:
 # -- methods -------------------------------------------------------------------------------------------------------------------
 
 
-def adapted_methods(config: Config) -> list[Adapted]:
-    """Every trained row, the interpolated one below its plain one."""
-    rows = []
-    for variant in variants(config):
-        rows.append(_adapted(config, variant, interpolated=False))
-        if config.training.interpolate:
-            rows.append(_adapted(config, variant, interpolated=True))
-    return rows
-
-
-def _adapted(config: Config, variant: Variant, interpolated: bool) -> Adapted:
-    artifacts = [variant.artifact(seed, interpolated) for seed in config.evaluation.seeds]
-    name = f"{variant.method}/interpolated" if interpolated else variant.method
-    return Adapted(name, artifacts, variant.recipe == config.objective.recipe)
-
-
 def _evaluate(context: Context, split: SplitQuestions, rankers: Rankers) -> Evaluated:
     evaluated = Evaluated()
     for method in _methods(context, split, rankers):
         evaluated.methods.append(method)
-        ks = [k for k in context.config.evaluation.ks if k <= rankers.depth]
-        per_seed = [retrieval_metrics(ranking.rows_QK, split.gold, ks) for ranking in method.rankings]
+        per_seed = [retrieval_metrics(ranking.rows_QK, split.gold, context.config.evaluation.ks) for ranking in method.rankings]
         evaluated.values[method.name] = {metric: np.stack([values[metric] for values in per_seed]) for metric in per_seed[0]}
     return evaluated
 
@@ -174,8 +136,8 @@ def _rows(config: Config, method: str, values: Mapping[str, np.ndarray], referen
 
 def _answer_rows(context: Context, split: SplitQuestions) -> list[Row]:
     found: dict[str, dict[str, np.ndarray]] = {}
-    for method in answer.methods(context):
-        answers = answer.load_answers(context, method)
+    for method in answered_methods(context.config):
+        answers = load_answers(context, method)
         found[method.method] = answer_metrics(answers, split.answers[: len(answers)])
     rows: list[Row] = []
     for method_name, values in found.items():
@@ -235,10 +197,10 @@ def _history(workspace: Workspace, artifact: str) -> list[dict[str, float]]:
 
 
 def _trials(config: Config, workspace: Workspace) -> list[Trial]:
-    if not sweep.is_swept(config):
+    if not is_swept(config):
         return []
     names = list(config.sweep.parameters)
-    rows = sweep.load_results(workspace)
+    rows = load_results(workspace)
     return [Trial({name: row[name] for name in names}, row[config.training.metric], int(row["epochs"])) for row in rows]
 
 
@@ -248,7 +210,7 @@ def _examples(evaluated: Evaluated, adapted: list[Adapted], split: SplitQuestion
     if not main:
         return None
     before, after = (gold_ranks(evaluated.method(name).rankings[0].rows_QK, split.gold) for name in (BASE, main[-1]))
-    passages = [rankers.texts[rows[0]] for rows in split.gold]
+    passages = [rankers.text(rows[0]) for rows in split.gold]
     return choose_examples(main[-1], rankers.depth, split.questions, passages, before, after)
 
 

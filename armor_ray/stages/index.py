@@ -11,17 +11,14 @@ from armor_ray.errors import ArmorError
 from armor_ray.retrieval.dense import build_index
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.workspace import Draft
+from armor_ray.workspace import Draft, read_json
 
 STAGE = "index"
 FILE = "index.faiss"
 
 
-def plans(context: Context) -> list[Plan]:
-    return [Plan("index", STAGE, {"index": context.config.index.model_dump()}, context.inputs("embeddings"))]
-
-
-def run(context: Context, plan: Plan) -> None:
+def run_all(context: Context, todo: list[Plan]) -> None:
+    [plan] = todo
     embeddings = context.workspace.require("embeddings")
     vectors = open_embeddings(context.local("embeddings"))
 
@@ -47,10 +44,10 @@ def open_index(folder: Path, encoder_identity: str) -> faiss.Index:
     Raises:
         ArmorError: the index holds another encoder's vectors, or the file is not an index.
     """
-    facts = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    if facts["encoder"] != encoder_identity:
+    encoder = read_json(folder / "index.json", STAGE).get("encoder")
+    if encoder != encoder_identity:
         raise ArmorError(
-            f"the index holds vectors of encoder {facts['encoder']}, the queries come from {encoder_identity}",
+            f"the index holds vectors of encoder {encoder}, the queries come from {encoder_identity}",
             where=str(folder),
             hint="use the encoder the index was built with, or rebuild it with --force embed",
         )

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from armor_ray.corpus.prepare import prepare
-from armor_ray.corpus.sources import source_files
+from armor_ray.corpus.prepare import Prepared, prepare
 from armor_ray.stages.context import Context, Plan
-from armor_ray.workspace import Draft, fingerprint_files
+from armor_ray.stages.limits import check_sizes
+from armor_ray.workspace import Draft, Workspace, read_parquet
 
 STAGE = "prepare"
 SPLITS = ("train", "validation", "test")
 _ROW_GROUP = 8192
 
 
-def plans(context: Context) -> list[Plan]:
-    """Passages depend on the files and how they are cut; examples also on the split."""
-    config = context.config.data.model_dump(exclude={"name", "password", "path"})
-    inputs = {"data files": fingerprint_files(source_files(context.config.data))}
-    return [Plan(name, STAGE, {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
+def run_all(context: Context, todo: list[Plan]) -> None:
+    """Writes both artifacts out of one pass over the data.
 
-
-def run(context: Context, plan: Plan) -> None:
-    """Writes both artifacts; they come out of one pass and carry one fingerprint."""
+    Raises:
+        ArmorError: bad data, or too little of it for what the config asks.
+    """
     prepared = prepare(context.config.data, context.config.seed)
+    check_sizes(context.config, len(prepared.passages), len(prepared.examples["train"]))
+    for plan in todo:
+        context.publish(plan, _writer(prepared, plan.name))
 
+
+def _writer(prepared: Prepared, name: str) -> Callable[[Draft], None]:
     def write_passages(draft: Draft) -> None:
         # Small row groups let an embedding actor read only the rows of its own shard.
         pq.write_table(prepared.passages, draft.path / "passages.parquet", row_group_size=_ROW_GROUP)
@@ -37,4 +42,14 @@ def run(context: Context, plan: Plan) -> None:
             draft.rows[split] = len(prepared.examples[split])
         draft.details |= prepared.notes
 
-    context.publish(plan, write_passages if plan.name == "passages" else write_examples)
+    return write_passages if name == "passages" else write_examples
+
+
+def load_passages(workspace: Workspace, *columns: str) -> pa.Table:
+    """The passages in row order, memory-mapped; only the named columns, or all."""
+    return read_parquet(workspace.local("passages") / "passages.parquet", STAGE, list(columns) or None)
+
+
+def load_examples(workspace: Workspace, split: str) -> pa.Table:
+    """The questions of one split."""
+    return read_parquet(workspace.local("examples") / f"{split}.parquet", STAGE)

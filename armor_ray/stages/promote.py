@@ -6,12 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from armor_ray.config import Config
 from armor_ray.errors import ArmorError
 from armor_ray.serving.golden import read_golden
 from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.train import variants
-from armor_ray.stages.trials import INTERPOLATED
+from armor_ray.stages.plans import main_retrievers
 from armor_ray.workspace import MANIFEST, Draft, Manifest, Workspace
 
 STAGE = "promote"
@@ -44,30 +42,14 @@ def _publish(workspace: Workspace, plan: Plan, source_name: str, source: Manifes
     return workspace.publish(plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
 
 
-def plans(context: Context) -> list[Plan]:
-    """The best of the main recipe's encoders by validation, first seed."""
-    artifacts = _main_retrievers(context.config)
-    trained = [name.removesuffix(INTERPOLATED) for name in artifacts]
-    return [Plan(PROMOTED, STAGE, {"metric": context.config.training.metric}, context.inputs(*dict.fromkeys(trained)))]
-
-
-def run(context: Context, plan: Plan) -> None:
+def run_all(context: Context, todo: list[Plan]) -> None:
     """Publishes the winner as `promoted`; among equals the first, which is the plainest."""
+    [plan] = todo
     metric = context.config.training.metric
-    manifests = {name: context.workspace.require(name) for name in _main_retrievers(context.config)}
+    manifests = {name: context.workspace.require(name) for name in main_retrievers(context.config)}
     best = max(manifests, key=lambda name: manifests[name].details["validation"][metric])
     _publish(context.workspace, plan, best, manifests[best])
     context.say(f"promote: {best} has the best validation {metric}, {manifests[best].details['validation'][metric]:.3f}")
-
-
-def _main_retrievers(config: Config) -> list[str]:
-    seed = config.evaluation.seeds[0]
-    main = [variant for variant in variants(config) if variant.recipe == config.objective.recipe]
-    if not main:
-        message = f"'{config.objective.recipe}' is not among the trained recipes"
-        raise ArmorError(message, where="evaluation.recipes", hint="add it: the main recipe is what gets promoted")
-    interpolated = [False, True] if config.training.interpolate else [False]
-    return [variant.artifact(seed, flag) for variant in main for flag in interpolated]
 
 
 def promote_to(workspace: Workspace, folder: Path) -> None:

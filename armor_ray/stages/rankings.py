@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.parquet as pq
 import ray
 
 from armor_ray.models.bi_encoder import BiEncoder
@@ -14,8 +14,10 @@ from armor_ray.retrieval.fusion import best_weight, convex
 from armor_ray.retrieval.lexical import Bm25
 from armor_ray.retrieval.ranking import top_k
 from armor_ray.stages.candidates import load_queries
+from armor_ray.stages.cluster import user_errors
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.workspace import Workspace, read_parquet
+from armor_ray.stages.prepare import load_examples, load_passages
+from armor_ray.workspace import Workspace
 
 RANKED = 100
 _QUESTIONS_A_BLOCK = 64
@@ -45,13 +47,15 @@ QueryVectors = dict[str, np.ndarray]
 
 
 def load_split(workspace: Workspace, split: str) -> SplitQuestions:
-    table = read_parquet(workspace.local("examples") / f"{split}.parquet", "prepare")
+    """The questions of one split of the workspace."""
+    table = load_examples(workspace, split)
     columns = {name: table[name].to_pylist() for name in ("example_id", "question", "answers", "domain", "positive_ids")}
     gold = [np.asarray(ids, np.int64) for ids in columns["positive_ids"]]
     return SplitQuestions(columns["example_id"], columns["question"], columns["answers"], columns["domain"], gold)
 
 
 def base_query_vectors(workspace: Workspace) -> QueryVectors:
+    """What the `candidates` stage encoded, held-out splits only."""
     folder = workspace.local("candidates")
     return {split: load_queries(folder, split) for split in ("validation", "test")}
 
@@ -59,7 +63,8 @@ def base_query_vectors(workspace: Workspace) -> QueryVectors:
 def adapted_query_vectors(workspace: Workspace, retrievers: list[str]) -> dict[str, QueryVectors]:
     """Encodes both held-out splits with every retriever, one Ray task a retriever."""
     encode = ray.remote(num_cpus=1)(_encode_held_out)
-    found = ray.get([encode.remote(workspace.uri, name) for name in retrievers])
+    with user_errors():
+        found = ray.get([encode.remote(workspace.uri, name) for name in retrievers])
     return dict(zip(retrievers, found, strict=True))
 
 
@@ -70,13 +75,24 @@ def _encode_held_out(workspace_uri: str, retriever: str) -> QueryVectors:
 
 
 class Rankers:
-    """Ranks queries against the corpus; loads vectors and BM25 once."""
+    """Ranks queries against the corpus; loads vectors and BM25 once.
 
-    def __init__(self, workspace: Workspace) -> None:
+    Args:
+        deepest: how many passages a ranking must hold at least; it holds `RANKED` or more, as far as the corpus goes.
+    """
+
+    def __init__(self, workspace: Workspace, deepest: int = RANKED) -> None:
         self.passages_CD = open_embeddings(workspace.local("embeddings"))
-        self.texts = pq.read_table(workspace.local("passages") / "passages.parquet", columns=["text"])["text"].to_pylist()
-        self.depth = min(RANKED, len(self.texts))
-        self._bm25 = Bm25(self.texts)
+        self._texts = load_passages(workspace, "text").column("text")
+        self.depth = min(max(RANKED, deepest), len(self._texts))
+
+    @functools.cached_property
+    def _bm25(self) -> Bm25:
+        return Bm25(self._texts.to_pylist())
+
+    def text(self, row: int) -> str:
+        """The passage of that row."""
+        return self._texts[int(row)].as_py()
 
     def dense(self, queries_QD: np.ndarray) -> Ranking:
         scores, rows = exact_top_k(queries_QD, self.passages_CD, self.depth)

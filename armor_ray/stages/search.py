@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from armor_ray.config import Config
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.dense import search
 from armor_ray.stages.index import open_index
+from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.promote import PROMOTED
 from armor_ray.workspace import Workspace
 
@@ -41,7 +41,7 @@ def compare(workspace: Workspace, config: Config, question: str, k: int) -> list
     """
     base, adapted = BiEncoder.load(config.encoder), BiEncoder.from_folder(workspace.local(PROMOTED))
     index = open_index(workspace.local("index"), base.identity.fingerprint())
-    passages = pq.read_table(workspace.local("passages") / "passages.parquet", columns=["title", "text"], memory_map=True)
+    passages = load_passages(workspace, "title", "text")
     queries = np.concatenate([encoder.encode([question], "query") for encoder in (base, adapted)])
     scores, rows = search(index, queries, k)
     base_ranks = {int(row): rank for rank, row in enumerate(rows[0])}

@@ -15,30 +15,12 @@ from armor_ray.config import Config, with_overrides
 from armor_ray.errors import ArmorError
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.table import INPUTS, load_table
-from armor_ray.stages.trials import TrialSpec, run_trials
+from armor_ray.stages.plans import TABLE
+from armor_ray.stages.table import load_table
+from armor_ray.stages.trials import TrialResult, TrialSpec, run_trials
 from armor_ray.workspace import Draft, Workspace, read_parquet
 
 STAGE = "sweep"
-
-
-def is_swept(config: Config) -> bool:
-    """Whether there is anything to try."""
-    return any(len(values) > 1 for values in config.sweep.parameters.values())
-
-
-def plans(context: Context) -> list[Plan]:
-    if not is_swept(context.config):
-        return []
-    config = context.config
-    settings = {
-        "seed": config.seed,
-        "sweep": config.sweep.model_dump(),
-        "objective": config.objective.model_dump(),
-        "training": config.training.model_dump(exclude={"max_failures", "workers"}),
-        "candidates": config.candidates.model_dump(exclude={"pool_size"}),
-    }
-    return [Plan("sweep", STAGE, settings, context.inputs(*INPUTS))]
 
 
 def grid(config: Config) -> list[dict[str, float]]:
@@ -51,17 +33,17 @@ def grid(config: Config) -> list[dict[str, float]]:
     return [points[i] for i in sorted(chosen)]
 
 
-def run(context: Context, plan: Plan) -> None:
+def run_all(context: Context, todo: list[Plan]) -> None:
+    """Tries every point and publishes the table with the best one's parameters."""
+    [plan] = todo
     connect(context.workspace)
     config = context.config
     table = load_table(context.workspace, config)
     points = grid(config)
-    base = config.model_copy(deep=True)
-    specs = [TrialSpec(f"sweep/{i:03d}", _trial_config(base, point)) for i, point in enumerate(points)]
+    specs = [TrialSpec(f"sweep/{i:03d}", _trial_config(config, point), context.inputs(*TABLE)) for i, point in enumerate(points)]
     context.say(f"sweep: {len(points)} trials of recipe {config.objective.recipe} over {', '.join(sorted(config.sweep.parameters))}")
-    rows = run_trials(context, specs, table, STAGE, _scheduler(config))
-    steps = len(table.train) // config.training.batch_size
-    results = [{**points[row["number"]], **row["metrics"], "epochs": max(1, round(row["step"] / steps))} for row in rows]
+    trials = run_trials(context, specs, table, STAGE, _scheduler([spec.config for spec in specs], len(table.train)))
+    results = [_row(points[trial.number], trial, specs[trial.number].config, len(table.train)) for trial in trials]
     best = _best(results, config)
 
     def write(draft: Draft) -> None:
@@ -77,16 +59,27 @@ def run(context: Context, plan: Plan) -> None:
 
 def _trial_config(config: Config, point: dict[str, float]) -> Config:
     # Only the winner is exported, so trials skip the interpolation; the sweep itself is no part of a trial's identity.
-    return with_overrides(config, {**point, "training.interpolate": [], "sweep": {}})
+    return with_overrides(config, {**point, "training.interpolate": [], "sweep.parameters": {}})
 
 
-def _scheduler(config: Config) -> Any:
-    evaluations = config.training.epochs * config.training.evaluations_per_epoch
-    grace = config.sweep.grace_epochs * config.training.evaluations_per_epoch
-    if config.sweep.scheduler == "none" or evaluations <= grace:
+def _scheduler(configs: list[Config], questions: int) -> Any:
+    """ASHA over optimizer steps, which a resumed trial goes on counting; None where every trial runs to its end anyway."""
+    first = configs[0]
+    grace = first.sweep.grace_epochs * max(_steps_per_epoch(config, questions) for config in configs)
+    total = max(config.training.epochs * _steps_per_epoch(config, questions) for config in configs)
+    if first.sweep.scheduler == "none" or total <= grace:
         return None
-    # A report is one evaluation; the last one is followed by the final metrics.
-    return ASHAScheduler(time_attr="training_iteration", max_t=evaluations + 1, grace_period=grace, reduction_factor=2)
+    # One step more than there are: the last evaluation must not stop a trial before its final metrics.
+    return ASHAScheduler("step", first.training.metric, "max", max_t=total + 1, grace_period=grace, reduction_factor=2)
+
+
+def _steps_per_epoch(config: Config, questions: int) -> int:
+    return questions // config.training.batch_size
+
+
+def _row(point: dict[str, float], trial: TrialResult, config: Config, questions: int) -> dict[str, float]:
+    """A trial's line in the table: its parameters, its recall, and after how many epochs."""
+    return {**point, **trial.recall, "epochs": max(1, round(trial.step / _steps_per_epoch(config, questions)))}
 
 
 def _best(results: list[dict[str, float]], config: Config) -> dict[str, float]:

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from armor_ray.config import Config
 from armor_ray.corpus.schemas import UTILITIES, validate_table
 from armor_ray.stages.candidates import load_queries
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.stages.score import combined_likelihood, scored_splits
+from armor_ray.stages.plans import TABLE, scored_splits
+from armor_ray.stages.prepare import load_examples, load_passages
+from armor_ray.stages.score import combined_likelihood
 from armor_ray.training.table import QuestionPools, TrainingTable, pad_pools
 from armor_ray.workspace import Workspace, read_parquet
 
-INPUTS = ("passages", "examples", "embeddings", "candidates", "utilities")
+INPUTS = TABLE
 
 
 def load_table(workspace: Workspace, config: Config) -> TrainingTable:
     """Reads both splits' pools, utilities (combined over answers) and the frozen vectors."""
-    passages = pq.read_table(workspace.local("passages") / "passages.parquet", columns=["doc_id", "text"], memory_map=True)
+    passages = load_passages(workspace, "doc_id", "text")
     pools = {
         split: _pools(workspace, split, split in scored_splits(config), config.objective.length_normalised)
         for split in ("train", "validation")
@@ -41,7 +42,7 @@ def _codes(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _pools(workspace: Workspace, split: str, scored: bool, normalised: bool) -> QuestionPools:
-    examples = read_parquet(workspace.local("examples") / f"{split}.parquet", "prepare")
+    examples = load_examples(workspace, split)
     candidates = workspace.local("candidates")
     pool_rows = read_parquet(candidates / f"{split}.parquet", "candidates")["passage_ids"].to_pylist()
     example_ids = examples["example_id"].to_pylist()

@@ -1,273 +1,315 @@
 """Training runs as Ray Tune trials, each a Ray Train (DDP) job: what `train` and `sweep` share.
 
-Tune bounds how many run at once and restores after the driver was killed; Train restarts a lost worker from its checkpoint. All
-trials read the same training table from Ray's object store. A trial that trains a retriever to keep publishes it itself, so a
-finished one is never trained again.
+Tune bounds how many run at once and keeps finished ones when the driver was killed; Train restarts a lost worker from its checkpoint.
+A Train run is named after all that decides its numbers, so a restarted trial goes on from its own checkpoint even where Tune's record is
+lost or the other trials have changed. All trials read the same training table from Ray's object store. A trial that trains a retriever to
+keep publishes it itself, so a finished one is never trained again.
+
+Trial and controller processes import this module; torch and models belong into `train_worker`, which only workers import.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 import ray.train
 import ray.tune
-import torch
-import yaml
-from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.tune.integration.ray_train import TuneReportCallback
-from torch import nn
+from tqdm import tqdm
 
 from armor_ray.config import Config
 from armor_ray.errors import ArmorError
-from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.serving.golden import write_golden
-from armor_ray.stages.cluster import TrialPlan, plan_trials
-from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.score import RayPairScorer, ScoreActor, load_questions
-from armor_ray.training.history import HistoryWriter
-from armor_ray.training.interpolation import Interpolation, best_interpolation
-from armor_ray.training.loop import Trainer, TrainingResult
-from armor_ray.training.lora import merged
+from armor_ray.stages.cluster import TrialPlan, plan_refresh_actors, plan_trials, user_errors
+from armor_ray.stages.context import Context, Plan, work_folder
+from armor_ray.stages.methods import training_identity
 from armor_ray.training.table import TrainingTable
-from armor_ray.workspace import Draft, Workspace, fingerprint
+from armor_ray.workspace import Workspace, fingerprint
 
-INTERPOLATED = "-interpolated"
-_EXPERIMENTS = ".work/ray"
+_FAULT = "fault"  # a key of reported metrics
+_TUNE_STATE = "experiment_state-"
+_TRAIN_STATE = "checkpoint_manager_snapshot.json"
+_TUNE_ENV = {
+    # Tune's own tables, result files and events: progress has a line of its own, histories go to TensorBoard from the training loop.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # Seconds between records of which trials are finished; ten by default, about as long as a small trial takes.
+    "TUNE_GLOBAL_CHECKPOINT_S": "2",
+    # An interrupt must end the run, not make a half-done experiment look finished.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """One training run: a fully resolved config, and the artifact to publish (None: only its metrics count, as in a sweep)."""
+    """One training run.
+
+    Attributes:
+        name: distinct among the stage's trials.
+        config: fully resolved.
+        inputs: fingerprints of what the training table was made of.
+        plan: the artifact to publish; None where only the metrics count, as in a sweep.
+    """
 
     name: str
     config: Config
+    inputs: dict[str, str]
     plan: Plan | None = None
 
+    @property
+    def run_name(self) -> str:
+        """Names the Ray Train run after all that decides its numbers."""
+        return f"{self.name.replace('/', '-')}-{fingerprint('run', training_identity(self.config), self.inputs)}"
 
-class RayHost:
-    """The training loop's host inside a Ray Train worker."""
 
-    def __init__(self) -> None:
-        context = ray.train.get_context()
-        self.rank = context.get_world_rank()
-        self.world_size = context.get_world_size()
-        self.device = ray.train.torch.get_device()
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """How a trial ended: the index of its spec, optimizer steps taken, and validation recall by "R@k"."""
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        return prepare_model(module)
-
-    def broadcast(self, value: Any) -> Any:
-        if self.world_size == 1:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def report(self, metrics: dict[str, float], checkpoint: Path) -> None:
-        ray.train.report(metrics, checkpoint=Checkpoint.from_directory(checkpoint) if self.rank == 0 else None)
-
-    @contextlib.contextmanager
-    def resume_from(self) -> Iterator[Path | None]:
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is None:
-            yield None
-            return
-        with checkpoint.as_directory() as folder:
-            yield Path(folder)
+    number: int
+    step: int
+    recall: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """What a Ray Train worker needs; pickled, so the table travels as a reference into the object store."""
+    """What a Ray Train worker needs; pickled, so the table travels as a reference into the object store.
+
+    Attributes:
+        log_folder: for TensorBoard events; None where the workspace is no folder.
+        outcome: where in the workspace the final metrics are left when no artifact is published.
+    """
 
     spec: TrialSpec
     workspace_uri: str
     table: list[Any]
     score_actors: list[Any]
     log_folder: str | None
+    outcome: str
 
 
-def train_worker(arguments: dict[str, Any]) -> None:
-    """The Ray Train loop function: trains, then rank 0 publishes the retriever."""
-    job: TrainJob = arguments["job"]
-    config, workspace = job.spec.config, Workspace(job.workspace_uri)
-    table: TrainingTable = ray.get(job.table[0])
-    host = RayHost()
-    score = None
-    if job.score_actors:
-        questions = load_questions(workspace.local("examples"), "train")
-        score = RayPairScorer(job.score_actors, job.workspace_uri, config.generator, questions, config.objective.length_normalised)
-    with HistoryWriter(job.log_folder if host.rank == 0 else None) as sink:
-        trainer = Trainer(config, table, BiEncoder.load(config.encoder), host, score, sink)
-        result = trainer.run()
-    mixed = None
-    if host.rank == 0:
-        mixed = _interpolated(config, trainer, result)
-        if job.spec.plan is not None:
-            publish_retriever(workspace, job.spec.plan, config, result, table.validation.questions, mixed)
-    ray.train.report({**result.validation, "step": float(result.progress.step)})
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """What all trials of a stage share; their Ray Train runs and outcomes lie below `folder` in the workspace."""
+
+    specs: list[TrialSpec]
+    workspace_uri: str
+    folder: str
+    table: list[Any]
+    score_actors: list[Any]
+    resources: TrialPlan
 
 
-def _interpolated(config: Config, trainer: Trainer, result: TrainingResult) -> Interpolation | None:
-    if not config.training.interpolate:
-        return None
-    base = BiEncoder.load(config.encoder).to(trainer.host.device)
-    return best_interpolation(base, merged(result.encoder), config.training.interpolate, trainer.validator, config.training.metric)
+def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, stage: str, scheduler: Any = None) -> list[TrialResult]:
+    """Runs all specs, as many at a time as the cluster holds, and returns their results in the order of the specs.
 
-
-def _point(mixed: Interpolation) -> dict[str, float]:
-    return next(point for point in mixed.curve if point["alpha"] == mixed.alpha)
-
-
-def publish_retriever(
-    workspace: Workspace, plan: Plan, config: Config, result: TrainingResult, questions: list[str], mixed: Interpolation | None
-) -> None:
-    """Publishes the adapted encoder and, before it, the interpolated one; the first's presence means that both are there."""
-    if mixed is not None:
-        _publish_encoder(workspace, plan, plan.name + INTERPOLATED, config, mixed.encoder, result, questions, mixed)
-    _publish_encoder(workspace, plan, plan.name, config, merged(result.encoder), result, questions, mixed)
-
-
-def _publish_encoder(
-    workspace: Workspace,
-    plan: Plan,
-    name: str,
-    config: Config,
-    encoder: BiEncoder,
-    result: TrainingResult,
-    questions: list[str],
-    mixed: Interpolation | None,
-) -> None:
-    def write(draft: Draft) -> None:
-        encoder.cpu().save(draft.path)
-        write_golden(encoder, questions[:16], draft.path)
-        history = result.progress.history
-        keys = sorted({key for row in history for key in row})
-        pq.write_table(pa.table({key: [row.get(key) for row in history] for key in keys}), draft.path / "history.parquet")
-        (draft.path / "temperatures.json").write_text(json.dumps(result.temperatures, indent=2), encoding="utf-8")
-        (draft.path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(exclude_unset=True)), encoding="utf-8")
-        validation = _point(mixed) if mixed is not None and name.endswith(INTERPOLATED) else result.validation
-        draft.details |= {"validation": validation, "best_step": result.progress.best_step, "temperatures": result.temperatures}
-        draft.details |= {"interpolation": mixed.curve, "alpha": mixed.alpha} if mixed is not None else {}
-        draft.rows["steps"] = result.progress.step
-
-    workspace.publish(name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
-
-
-def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, label: str, scheduler: Any = None) -> list[dict[str, Any]]:
-    """Runs all specs, `max_concurrent_trials` at a time, and returns one row a spec: its `number`, last `step` and recall `metrics`.
-
-    A rerun with the same specs after a killed driver restores the finished trials and restarts the others.
+    After a killed driver, the same call keeps finished trials and resumes the others from their checkpoints.
 
     Raises:
-        ArmorError: a trial failed for good; its own message is passed on.
+        ArmorError: a trial met a fault; it is raised when all others are done.
     """
-    config = context.config
-    plan = plan_trials(config.resources, config.training.workers, len(specs))
-    reference = ray.put(table)
-    actors = _score_actors(context, specs)
-    key = fingerprint(label, {"trials": [spec.config.model_dump(mode="json") for spec in specs]}, context.inputs("utilities", "embeddings"))
-    name = f"{label}-{key}"
-    trainable = ray.tune.with_resources(
-        ray.tune.with_parameters(
-            _trial, specs=specs, uri=context.workspace.uri, table=[reference], actors=actors, resources=plan, experiment=name
-        ),
-        {"CPU": plan.trial_cpus},
-    )
+    config, workspace, folder = context.config, context.workspace, work_folder(stage)
+    actors = plan_refresh_actors(config.resources) if any(s.config.candidates.refresh != "never" for s in specs) else None
+    plan = plan_trials(config.resources, config.training.workers, len(specs), actors)
+    score_actors = _start_score_actors(context, actors.count, actors.options) if actors else []
+    runs = _Runs(specs, workspace.uri, folder, [ray.put(table)], score_actors, plan)
+    name = f"tune-{fingerprint(stage, {'runs': [spec.run_name for spec in specs], 'concurrent': plan.concurrent}, {})}"
     try:
-        results = _tuner(trainable, context.workspace, name, len(specs), plan, scheduler, config).fit()
+        results = _tuner(workspace, runs, name, scheduler, stage).fit()
     finally:
-        for actor in actors:
+        for actor in score_actors:
             ray.kill(actor)
-    _raise_first_error(results)
-    rows = [_row(results[i]) for i in range(len(results))]
-    # What a finished experiment left would be restored, not run, by `--force`.
-    context.workspace.delete(f"{_EXPERIMENTS}/{name}")
-    for number in range(len(specs)):
-        context.workspace.delete(f"{_EXPERIMENTS}/{_run_name(name, number)}")
-    return sorted(rows, key=lambda row: row["number"])
+    _raise_first_fault(workspace, f"{folder}/{name}", results)
+    return sorted((_result(results[i]) for i in range(len(results))), key=lambda result: result.number)
 
 
-def _tuner(
-    trainable: Any, workspace: Workspace, name: str, num_specs: int, plan: TrialPlan, scheduler: Any, config: Config
-) -> ray.tune.Tuner:
-    storage = _storage(workspace)
-    if ray.tune.Tuner.can_restore(f"{storage}/{name}"):
+def _start_score_actors(context: Context, count: int, options: dict[str, Any]) -> list[Any]:
+    from armor_ray.stages.refresh import RefreshActor
+
+    remote: Any = ray.remote(RefreshActor).options(**options, max_restarts=-1, max_task_retries=-1)
+    actors = [remote.remote(context.config.generator, context.workspace.uri, "train") for _ in range(count)]
+    with user_errors():
+        ray.get([actor.__ray_ready__.remote() for actor in actors])
+    return actors
+
+
+# -- Tune --------------------------------------------------------------------------------------------------------------------------
+
+
+def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: str) -> ray.tune.Tuner:
+    os.environ.update(_TUNE_ENV)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    trainable = ray.tune.with_resources(ray.tune.with_parameters(_trial, runs=runs), {"CPU": runs.resources.trial_cpus})
+    storage = _storage(workspace, runs.folder)
+    # A finished trial with an artifact is not among the specs any more; so only a sweep has anything to restore.
+    if all(spec.plan is None for spec in runs.specs) and _is_restorable(workspace, f"{runs.folder}/{name}"):
         return ray.tune.Tuner.restore(f"{storage}/{name}", trainable=trainable, resume_errored=True)
+    workspace.delete(f"{runs.folder}/{name}")
     return ray.tune.Tuner(
         trainable,
-        param_space={"number": ray.tune.grid_search(list(range(num_specs)))},
+        param_space={"number": ray.tune.grid_search(list(range(len(runs.specs))))},
         tune_config=ray.tune.TuneConfig(
-            metric=config.training.metric, mode="max", scheduler=scheduler, max_concurrent_trials=plan.concurrent, reuse_actors=False
+            scheduler=scheduler,
+            max_concurrent_trials=runs.resources.concurrent,
+            # A process that has imported everything takes the next trial; but one whose trial is stopped early must end with it.
+            reuse_actors=scheduler is None,
         ),
-        run_config=ray.tune.RunConfig(name=name, storage_path=storage, verbose=0),
+        run_config=ray.tune.RunConfig(
+            name=name,
+            storage_path=storage,
+            # Of the trial's own process, as when its node is taken away.
+            failure_config=ray.tune.FailureConfig(max_failures=runs.specs[0].config.training.max_failures),
+            callbacks=[TrialProgress(stage, [spec.name for spec in runs.specs])],
+            verbose=0,
+        ),
     )
 
 
-def _trial(
-    parameters: dict[str, Any], specs: list[TrialSpec], uri: str, table: list[Any], actors: list[Any], resources: TrialPlan, experiment: str
-) -> None:
-    """A Tune trial: starts the Ray Train job of one spec and passes its reports on."""
+def _storage(workspace: Workspace, folder: str) -> str:
+    return workspace.path(folder) if workspace.is_local else f"{workspace.uri}/{folder}"
+
+
+def _is_restorable(workspace: Workspace, experiment: str) -> bool:
+    """Whether Tune left a whole record: it writes none at first, and a kill may cut the newest short."""
+    states = [name for name in workspace.files(experiment) if name.rpartition("/")[2].startswith(_TUNE_STATE)]
+    return bool(states) and _is_json(workspace, max(states))
+
+
+def _is_json(workspace: Workspace, name: str) -> bool:
+    try:
+        json.loads(workspace.read_bytes(name) or b"")
+    except ValueError:
+        return False
+    return True
+
+
+class TrialProgress(ray.tune.Callback):
+    """One line per finished trial, with the time left. Tune pickles it before it starts and after that only uses it."""
+
+    def __init__(self, stage: str, names: list[str]) -> None:
+        self._stage = stage
+        self._names = names
+        self._bar: tqdm | None = None
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if self._bar is None:
+            kept = sum(trial.status == trial.TERMINATED for trial in trials)
+            self._bar = tqdm(total=len(self._names), initial=kept, desc=self._stage, unit=" runs", mininterval=0)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        assert self._bar is not None
+        recall = ", ".join(f"{key} {value:.3f}" for key, value in trial.last_result.items() if key.startswith("R@"))
+        outcome = "failed" if _FAULT in trial.last_result else recall
+        self._bar.set_postfix_str(f"{self._name(trial)}: {outcome}", refresh=False)
+        self._bar.update()
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        assert self._bar is not None
+        self._bar.write(f"{self._stage}: {self._name(trial)} failed")
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _name(self, trial: Any) -> str:
+        return self._names[trial.config["number"]].removeprefix("retrievers/")
+
+
+def _result(result: ray.tune.Result) -> TrialResult:
+    config, metrics = result.config or {}, result.metrics or {}
+    recall = {key: float(value) for key, value in metrics.items() if key.startswith("R@")}
+    return TrialResult(config["number"], int(metrics["step"]), recall)
+
+
+def _raise_first_fault(workspace: Workspace, experiment: str, results: ray.tune.ResultGrid) -> None:
+    faults = [fault for i in range(len(results)) if (fault := (results[i].metrics or {}).get(_FAULT))]
+    if faults:
+        # Tune takes these trials for finished; without its record they run again, from their last checkpoints.
+        workspace.delete(experiment)
+        if isinstance(faults[0], str):
+            raise RuntimeError(f"a training trial failed:\n{faults[0]}")
+        message, where, hint = faults[0]
+        raise ArmorError(message, where=where, hint=hint)
+    if results.errors:
+        raise results.errors[0]
+
+
+# -- Train -------------------------------------------------------------------------------------------------------------------------
+
+
+class StopAtFault(UserCallback):
+    """Ends a run at an ArmorError, which a restart would only meet again; after any other exception Train restarts the workers."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        for error in worker_exceptions.values():
+            if isinstance(error, ArmorError):
+                raise error
+
+
+def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
+    """A Tune trial: runs the Ray Train job of one spec and passes its reports on, or those that an earlier one left."""
+    spec = runs.specs[parameters["number"]]
+    workspace, run = Workspace(runs.workspace_uri), f"{runs.folder}/{spec.run_name}"
+    outcome = workspace.read_bytes(f"{run}.json")
+    if outcome is not None:
+        ray.tune.report(json.loads(outcome))
+        return
+    _discard_damaged_run(workspace, run)
+    if workspace.read_bytes(f"{run}/{_TRAIN_STATE}") is None:
+        workspace.delete(f"logs/{spec.name}")
+    try:
+        _trainer(spec, runs, workspace).fit()
+    except ray.train.TrainingFailedError as error:
+        # Reported, not raised: Train has restarted what a restart can mend, and Tune would do it all again.
+        fault = getattr(error, "controller_failure", None)
+        reason = (fault.message, fault.where, fault.hint) if isinstance(fault, ArmorError) else str(error)
+        ray.tune.report({_FAULT: reason, spec.config.training.metric: 0.0, "step": 0})
+        return
+    # Its checkpoint is several times as large as the model; what counts is published, or in the outcome.
+    workspace.delete(run)
+
+
+def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    # By default Train looks at its workers every two seconds only, longer than a small evaluation takes.
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
+    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
     logging.getLogger("ray.train").setLevel(logging.WARNING)
-    spec = specs[parameters["number"]]
-    workspace = Workspace(uri)
     training = spec.config.training
     log_folder = workspace.path(f"logs/{spec.name}") if workspace.is_local else None
-    trainer = TorchTrainer(
-        train_worker,
-        train_loop_config={"job": TrainJob(spec, uri, table, actors, log_folder)},
-        torch_config=TorchConfig(backend="nccl" if resources.use_gpu else "gloo"),
+    job = TrainJob(spec, runs.workspace_uri, runs.table, runs.score_actors, log_folder, f"{runs.folder}/{spec.run_name}.json")
+    return TorchTrainer(
+        _train,
+        train_loop_config={"job": job},
+        torch_config=TorchConfig(backend="nccl" if runs.resources.use_gpu else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=training.workers, use_gpu=resources.use_gpu, resources_per_worker=resources.worker_resources
+            num_workers=training.workers, use_gpu=runs.resources.use_gpu, resources_per_worker=runs.resources.worker_resources
         ),
         run_config=RunConfig(
-            name=_run_name(experiment, parameters["number"]),
-            storage_path=_storage(workspace),
+            name=spec.run_name,
+            storage_path=_storage(workspace, runs.folder),
             failure_config=FailureConfig(max_failures=training.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
-            callbacks=[cast(Any, TuneReportCallback())],
+            callbacks=cast(Any, [TuneReportCallback(), StopAtFault()]),
         ),
     )
-    trainer.fit()
 
 
-def _storage(workspace: Workspace) -> str:
-    return workspace.path(_EXPERIMENTS) if workspace.is_local else f"{workspace.uri}/{_EXPERIMENTS}"
+def _train(arguments: dict[str, Any]) -> None:
+    from armor_ray.stages.train_worker import train
+
+    train(arguments["job"])
 
 
-def _run_name(experiment: str, number: int) -> str:
-    """Fixed names: a restarted trial finds its own Ray Train run and goes on from its checkpoint."""
-    return f"{experiment}-{number:03d}"
-
-
-def _score_actors(context: Context, specs: list[TrialSpec]) -> list[Any]:
-    if all(spec.config.candidates.refresh == "never" for spec in specs):
-        return []
-    config = context.config
-    remote = ray.remote(num_cpus=config.resources.cpus_per_actor)(ScoreActor)
-    return [remote.remote(config.generator, context.workspace.uri, "train")]
-
-
-def _row(result: ray.tune.Result) -> dict[str, Any]:
-    config, metrics = result.config or {}, result.metrics or {}
-    recalls = {key: float(value) for key, value in metrics.items() if key.startswith("R@")}
-    return {"number": config["number"], "step": metrics["step"], "metrics": recalls}
-
-
-def _raise_first_error(results: Any) -> None:
-    for error in results.errors:
-        text = str(error)
-        _, found, message = text.rpartition(f"{ArmorError.__name__}: ")
-        if found:
-            raise ArmorError(message.strip().splitlines()[0], where="training")
-        raise RuntimeError(f"a training trial failed:\n{text}")
+def _discard_damaged_run(workspace: Workspace, run: str) -> None:
+    """Train refuses to start over a record that a kill cut short; without one it starts afresh."""
+    state = f"{run}/{_TRAIN_STATE}"
+    if workspace.read_bytes(state) is not None and not _is_json(workspace, state):
+        workspace.delete(run)

@@ -51,10 +51,10 @@ class UtilityCache:
             data = self._workspace.read_bytes(name)
             try:
                 table = pq.read_table(pa.BufferReader(data))
-            except (pa.ArrowInvalid, OSError):
-                where = self._workspace.path(name)
-                raise ArmorError("not a readable Parquet file", where=where, hint="delete it; only its pairs are scored again") from None
-            columns = [table.column(field.name).to_pylist() for field in _SCHEMA]
+                columns = [table.column(field.name).to_pylist() for field in _SCHEMA]
+            except (pa.ArrowException, KeyError, OSError):
+                where, hint = self._workspace.location(name), "delete it; only its pairs are scored again"
+                raise ArmorError("not a readable shard of utilities", where=where, hint=hint) from None
             entries.update((key, (value, tokens, error)) for key, value, tokens, error in zip(*columns, strict=True))
         return entries
 

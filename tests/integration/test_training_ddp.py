@@ -175,4 +175,3 @@ def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_one(ranks):
         assert rank["resumed"]["history"] == rank["whole"]["history"]
         assert rank["resumed"]["temperatures"] == rank["whole"]["temperatures"]
         assert all(torch.equal(weight, rank["whole"]["weights"][name]) for name, weight in rank["resumed"]["weights"].items())
-

@@ -45,8 +45,16 @@ def write_jsonl(folder: Path, documents: list[dict], pairs: list[dict]) -> DataC
 def test_chunks_tile_the_text(text: str, size: int) -> None:
     chunks = chunk_characters(text, size)
     assert "".join(text[start:end] for start, end in chunks) == text
-    assert [start for start, _ in chunks] == list(range(0, len(text), size))
-    assert all(end - start == size for start, end in chunks[:-1])
+    for start, end in chunks[:-1]:
+        assert size / 2 < end - start <= size
+        between_words = text[end - 1].isspace() or text[end].isspace()
+        assert between_words or (end - start == size and not any(map(str.isspace, text[start + (size + 1) // 2 : end])))
+
+
+def test_chunks_end_between_words_and_long_words_are_cut_at_the_size() -> None:
+    assert chunk_characters("alpha beta gamma delta", 12) == [(0, 11), (11, 22)]
+    assert chunk_characters("abcd efgh", 4) == [(0, 4), (4, 8), (8, 9)]
+    assert chunk_characters("x" * 10, 4) == [(0, 4), (4, 8), (8, 10)]
 
 
 @settings(deadline=None)
@@ -219,12 +227,13 @@ def test_prepare_end_to_end(tmp_path: Path) -> None:
     config = write_jsonl(tmp_path, documents, pairs).model_copy(update={"passage_characters": 64, "max_train": 7})
     prepared = prepare(config, seed=3)
     validate_table(prepared.passages, PASSAGES, "passages")
-    # 209 or 210 characters: three cuts of 64 hold text or not, the fourth and part of the third are blank.
+    # 209 or 210 characters: cut after the first word, then inside the blanks; what follows holds no text.
     assert prepared.passages["doc_id"].to_pylist() == [f"d{i}" for i in range(12) for _ in range(2)]
     assert prepared.notes | {"passages": 24, "repeated_questions_merged": 1, "train": 7, "validation": 1, "test": 1} == prepared.notes
     assert prepared.notes["questions_over_limit"] == 3
     rows = [row for table in prepared.examples.values() for row in validate_table(table, EXAMPLES, "examples").to_pylist()]
-    assert all(row["positive_ids"] == [2 * int(row["doc_id"][1:]), 2 * int(row["doc_id"][1:]) + 1] for row in rows)
+    second = {f"d{i}": [2 * i + 1] for i in range(12)}
+    assert {row["doc_id"]: row["positive_ids"] for row in rows}.items() <= (second | {"d0": [0, 1]}).items()
     again = prepare(config, seed=3)
     assert again.passages.equals(prepared.passages)
     assert all(again.examples[name].equals(table) for name, table in prepared.examples.items())

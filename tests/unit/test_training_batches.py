@@ -72,7 +72,8 @@ def test_every_mask_and_vector_equals_a_plain_reading_of_the_rules(in_batch, tab
         np.testing.assert_array_equal(got["base_query_BD"][b], pools.base_query_QD[i])
         for n, row in enumerate(pool):
             if row == PADDING:
-                assert n >= got["pool_valid_BN"].shape[1] or not any(got[f"{mask}_BN"][b, n] for mask in ("pool_valid", "positive", "negative", "scored"))
+                masks = [got[f"{mask}_BN"][b] for mask in ("pool_valid", "positive", "negative", "scored")]
+                assert not any(mask[n:].any() for mask in masks)
                 continue
             assert got["pool_valid_BN"][b, n]
             np.testing.assert_array_equal(got["pool_BND"][b, n], table.passages_CD[row])

@@ -167,12 +167,10 @@ class TestNotFinite:
 class TestBestCheckpoint:
     def scripted(self, monkeypatch, trainer, values):
         values = iter(values)
-        monkeypatch.setattr(
-            trainer.validator, "recall", lambda encoder: dict.fromkeys(("R@1", "R@3", "R@5", "R@16"), next(values))
-        )
+        monkeypatch.setattr(trainer.validator, "recall", lambda encoder: dict.fromkeys(("R@1", "R@3", "R@5", "R@16"), next(values)))
 
     def test_is_the_best_step_and_never_the_untouched_base(self, monkeypatch, encoder, table, tmp_path):
-        trainer = Trainer(make_config(training={"epochs": 4}), table, encoder, LocalHost(tmp_path))
+        trainer = Trainer(make_config(training={"epochs": 4, "dropout": True}), table, encoder, LocalHost(tmp_path))
         self.scripted(monkeypatch, trainer, [0.9, 0.2, 0.5, 0.5, 0.1])
         at_step = {}
 
@@ -183,6 +181,7 @@ class TestBestCheckpoint:
         trainer._sink = sink
         result = trainer.run()
         assert (result.progress.best_step, result.validation["R@1"]) == (6, 0.5)
+        assert not result.encoder.training
         assert all(torch.equal(weight, at_step[6.0][name]) for name, weight in weights_of(result.encoder).items())
         assert any(not torch.equal(weight, at_step[12.0][name]) for name, weight in weights_of(result.encoder).items())
         history = [(row["step"], row["validation_R@1"]) for row in result.progress.history if "validation_R@1" in row]
@@ -267,7 +266,8 @@ class TestAlternating:
             before = both_done
 
     def test_temperatures_follow_the_validation_questions_with_the_regulariser_off(self, encoder, table, tmp_path):
-        config = make_config(training={"epochs": 1}, objective=SCHEDULES["alternating"])
+        # Dropout is the encoder phase's alone.
+        config = make_config(training={"epochs": 1, "dropout": True}, objective=SCHEDULES["alternating"])
         trainer = Trainer(config, table, encoder, LocalHost(tmp_path))
         everyone, _ = trainer._held_out.plan.batch(0)
         objective, phase = trainer.module.objective, trainer._held_out

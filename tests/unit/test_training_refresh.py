@@ -75,7 +75,14 @@ def test_step_gives_the_rag_softmax_the_corpus_top_k_of_the_current_encoder(enco
 def test_epoch_refreshes_between_epochs_only(encoder, table, tmp_path):
     score = PairTable()
     calls_at = []
-    train(config_for("epoch", epochs=3), tmp_path, encoder, table, score=score, sink=lambda row: calls_at.append((row["step"], score.num_calls)))
+    train(
+        config_for("epoch", epochs=3),
+        tmp_path,
+        encoder,
+        table,
+        score=score,
+        sink=lambda row: calls_at.append((row["step"], score.num_calls)),
+    )
     assert dict(calls_at)[2.0] == 0
     # After epochs 1 and 2, each time in one call for all questions; after the last one nothing would use it.
     assert calls_at[-1] == (9.0, 2)
@@ -108,7 +115,7 @@ def test_a_resumed_run_has_the_pools_and_weights_of_the_uninterrupted_one(refres
 
 
 def test_refresh_without_a_scorer_is_refused(encoder, table, tmp_path):
-    with pytest.raises(ArmorError, match="candidates.refresh: candidates.refresh 'step' needs a generator that scores"):
+    with pytest.raises(ArmorError, match=r"candidates\.refresh 'step' needs a generator that scores"):
         Trainer(config_for("step"), table, encoder, LocalHost(tmp_path))
 
 

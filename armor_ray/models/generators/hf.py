@@ -7,23 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
-from armor_ray.models.generators.packing import Ids, PackedRow, Path, TreeAttention, grow_trees, pack_rows, tree_attention
+from armor_ray.models.generators import attention
+from armor_ray.models.generators.decoding import decode_greedily
+from armor_ray.models.generators.packing import PackedRow, Path, grow_trees, pack_rows
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
 from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
 from armor_ray.models.generators.results import collect_results, scorable_paths
 from armor_ray.models.hardware import choose_device, choose_dtype
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
 
-# Generation holds keys and values but only one token's activations per row, so it affords more tokens than a scoring pass.
+# Generation reads logits of one position per prompt, so it affords more tokens than a scoring pass.
 _GENERATION_BUDGET_FACTOR = 4
 _LOG_SOFTMAX_ROWS = 32  # small enough to stay in cache
-_OWN_ATTENTION = "sdpa"
-
-AttentionInterface.register(TreeAttention.NAME, tree_attention)
 
 
 class HfGenerator:
@@ -46,12 +45,12 @@ class HfGenerator:
         options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
         with loading(config.model):
             self.tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, attn_implementation=_OWN_ATTENTION, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, **options)
         self.model = model.to(self.device).eval()
         window = usable_window(config.max_length, getattr(model.config, "max_position_embeddings", None))
         self.prompts = PromptBuilder(self.tokenizer, window)
         self._fingerprint = model_fingerprint(source, getattr(model.config, "_commit_hash", None))
-        self._check_attention()
+        self._install_packed_attention()
 
     def identity(self) -> dict[str, Any]:
         """Engine, model fingerprint, dtype, prompt fingerprint and window."""
@@ -72,12 +71,10 @@ class HfGenerator:
     def score_paths(self, paths: Sequence[Path]) -> list[float]:
         """log p(answer | head + passage + question) of each path in nats."""
         totals = torch.zeros(len(paths), dtype=torch.float64)
-        self.model.set_attn_implementation(TreeAttention.NAME)
         for row in pack_rows(grow_trees(paths), self.config.batch_tokens):
             totals.index_add_(0, torch.tensor(row.owners), self._token_log_likelihoods(row).double().cpu())
         return totals.tolist()
 
-    @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
         """Greedy answers of at most `max_new_tokens` tokens, in the given order.
 
@@ -85,10 +82,9 @@ class HfGenerator:
             ArmorError: a question that does not fit the window even without context.
         """
         prompts = self.prompts.generation_prompts(requests, self.config.max_new_tokens, self.config.context_characters)
-        self.model.set_attn_implementation(_OWN_ATTENTION)
         texts = [""] * len(prompts)
         for batch in self._generation_batches([len(prompt) for prompt in prompts]):
-            ids = self._generate_batch([prompts[i] for i in batch])
+            ids = decode_greedily(self.model, [prompts[i] for i in batch], self.config.max_new_tokens, self._end_ids())
             for i, text in zip(batch, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
                 texts[i] = self.prompts.clean_answer(text)
         return texts
@@ -100,7 +96,7 @@ class HfGenerator:
             position_ids=torch.tensor([row.positions], device=self.device),
             logits_to_keep=torch.tensor(row.sources, device=self.device),
             use_cache=False,
-            tree=TreeAttention(row, self.dtype, self.device),
+            packed=attention.TreeAttention(row.blocks),
         ).logits[0]
         targets = torch.tensor(row.targets, device=self.device)
         parts = zip(logits.split(_LOG_SOFTMAX_ROWS), targets.split(_LOG_SOFTMAX_ROWS), strict=True)
@@ -118,36 +114,33 @@ class HfGenerator:
         if batch:
             yield batch
 
-    def _generate_batch(self, prompts: Sequence[Ids]) -> Tensor:
-        """New token ids [B, new], from left-padded prompts, so that every row's last column is its prompt's last token."""
-        longest = max(len(prompt) for prompt in prompts)
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=self.device)
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device)
-        settings = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=self.config.max_new_tokens,
-            eos_token_id=self.model.generation_config.eos_token_id or self.tokenizer.eos_token_id,
-            pad_token_id=pad,
-        )
-        return self.model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)[:, longest:]
+    def _end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation config's, which may name several, else the tokenizer's."""
+        ends = self.model.generation_config.eos_token_id
+        ends = self.tokenizer.eos_token_id if ends is None else ends
+        return frozenset() if ends is None else frozenset(ends if isinstance(ends, list) else [ends])
 
     @torch.inference_mode()
-    def _check_attention(self) -> None:
-        """Compares the packed layout with the model's own attention once: some architectures bias or cap attention in their own way."""
+    def _install_packed_attention(self) -> None:
+        """Replaces the model's attention and compares both once: some architectures bias or cap attention in their own way."""
         where, hint = self.config.model, "use generator.engine: vllm"
         if getattr(self.model.config, "attn_logit_softcapping", None) is not None:
-            raise ArmorError("the hf engine cannot score a model with attention soft-capping", where=where, hint=hint)
+            raise ArmorError("the hf engine cannot run a model with attention soft-capping", where=where, hint=hint)
         draw = torch.randint(0, len(self.tokenizer), (64,), generator=torch.Generator().manual_seed(0)).tolist()
         paths = [Path(tuple(draw[:8]), tuple(draw[8:40]), tuple(draw[end - 8 : end]), tuple(draw[56:60])) for end in (48, 56)]
+        own = [self._own_log_likelihood(path) for path in paths]
         try:
+            self.model.set_attn_implementation(attention.NAME)
             packed = self.score_paths(paths)
         except (TypeError, ValueError) as error:
-            raise ArmorError("the hf engine cannot score this architecture", where=where, hint=hint) from error
-        self.model.set_attn_implementation(_OWN_ATTENTION)
-        for path, value in zip(paths, packed, strict=True):
-            ids = torch.tensor([[*path.head, *path.passage, *path.question, *path.answer]], device=self.device)
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, -len(path.answer) - 1 : -1]
-            own = logits.float().log_softmax(-1).gather(1, ids[0, -len(path.answer) :, None]).sum().item()
-            if abs(own - value) > (1e-2 if self.dtype == torch.float32 else 2e-2 * abs(own)):
-                raise ArmorError(f"the hf engine does not reproduce this model ({value:.3f} for {own:.3f} nats)", where=where, hint=hint)
+            raise ArmorError("the hf engine cannot run this architecture", where=where, hint=hint) from error
+        for expected, value in zip(own, packed, strict=True):
+            if abs(expected - value) > (1e-2 if self.dtype == torch.float32 else 2e-2 * abs(expected)):
+                raise ArmorError(
+                    f"the hf engine does not reproduce this model ({value:.3f} for {expected:.3f} nats)", where=where, hint=hint
+                )
+
+    def _own_log_likelihood(self, path: Path) -> float:
+        ids = torch.tensor([[*path.head, *path.passage, *path.question, *path.answer]], device=self.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, -len(path.answer) - 1 : -1]
+        return logits.float().log_softmax(-1).gather(1, ids[0, -len(path.answer) :, None]).sum().item()

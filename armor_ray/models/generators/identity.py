@@ -6,7 +6,7 @@ from typing import Any
 
 from armor_ray.config import GeneratorConfig
 from armor_ray.models.generators.prompts import PROMPT_VERSION
-from armor_ray.models.hub import model_fingerprint, resolve_model
+from armor_ray.models.hub import identify_model
 
 
 def generator_identity(config: GeneratorConfig) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def generator_identity(config: GeneratorConfig) -> dict[str, Any]:
     Raises:
         ArmorError: no such model.
     """
-    model = config.model if config.engine == "openai" else model_fingerprint(resolve_model(config.model), config.revision)
+    model = config.model if config.engine == "openai" else identify_model(config.model, config.revision)
     return {
         "engine": config.engine,
         "model": model,

@@ -4,19 +4,12 @@ A row of T tokens holds the opening of the prompt once, below it passages, below
 keeps the position it has on its own path, and attention is computed block by block, a block's queries seeing the keys of its ancestors and,
 causally, of the block itself. Nothing is padded and nothing is shared wrongly: the result equals that of scoring each path alone, up to
 rounding.
-
-Shape legend: T tokens of the row, H query heads, K key/value heads, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 Span = tuple[int, int]
 Ids = tuple[int, ...]
@@ -90,7 +83,6 @@ class PackedRow:
     sources: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
-
     _heads: dict[Ids, tuple[Span, ...]] = field(default_factory=dict)
 
     def num_tokens_with(self, tree: Tree) -> int:
@@ -100,29 +92,29 @@ class PackedRow:
     def add_tree(self, tree: Tree) -> None:
         """Lays a tree out at the end of the row; a node with a single child shares a block with it."""
         if tree.head not in self._heads:
-            self._heads[tree.head] = self._add_block(tree.head, ())
+            self._heads[tree.head] = self.add_block(tree.head, ())
         head = self._heads[tree.head]
         if len(tree.questions) == 1:
             self._add_question(tree.passage + tree.questions[0].ids, tree.questions[0].leaves, head)
             return
-        trunk = self._add_block(tree.passage, head)
+        trunk = self.add_block(tree.passage, head)
         for question in tree.questions:
             self._add_question(question.ids, question.leaves, trunk)
 
     def _add_question(self, stem: Ids, leaves: Sequence[Leaf], ancestors: tuple[Span, ...]) -> None:
         if len(leaves) == 1:
             start = len(self.ids)
-            self._add_block(stem + leaves[0].ids[:-1], ancestors)
+            self.add_block(stem + leaves[0].ids[:-1], ancestors)
             self._read(leaves[0], range(start + len(stem) - 1, len(self.ids)))
             return
-        branch = self._add_block(stem, ancestors)
+        branch = self.add_block(stem, ancestors)
         last = len(self.ids) - 1
         for leaf in leaves:
             start = len(self.ids)
-            self._add_block(leaf.ids[:-1], branch)
+            self.add_block(leaf.ids[:-1], branch)
             self._read(leaf, [last, *range(start, len(self.ids))])
 
-    def _add_block(self, ids: Ids, ancestors: tuple[Span, ...]) -> tuple[Span, ...]:
+    def add_block(self, ids: Ids, ancestors: tuple[Span, ...]) -> tuple[Span, ...]:
         """Appends ids below `ancestors`; returns the path down to and including them."""
         if not ids:
             return ancestors
@@ -181,61 +173,3 @@ def _cut(tree: Tree, budget: int) -> Iterator[Tree]:
         part.questions.append(question)
         size += question.num_tokens()
     yield part
-
-
-class TreeAttention:
-    """Attention over one packed row; registered with transformers under `NAME` and handed the row through the forward's keywords.
-
-    Masks depend on lengths alone and are shared by all layers and equal-sized blocks of the row.
-    """
-
-    NAME = "armor_ray_tree"
-
-    def __init__(self, row: PackedRow, dtype: torch.dtype, device: torch.device) -> None:
-        self._blocks = row.blocks
-        self._dtype = dtype
-        self._device = device
-        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """Context vectors [1, T, H, D] of queries [1, H, T, D] over keys and values [1, K, T, D]."""
-        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-        shared = query.shape[1] != key.shape[1]
-        for block in self._blocks:
-            start, end = block.start, block.end
-            spans = (*block.ancestors, (start, end))
-            keys, values = (torch.cat([part[:, :, a:b] for a, b in spans], 2) for part in (key, value))
-            size, total = end - start, keys.shape[2]
-            causal = size == total and (window is None or total <= window)
-            mask = None if causal else self._mask(size, total, window)
-            context = scaled_dot_product_attention(
-                query[:, :, start:end], keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
-            )
-            output[:, start:end] = context.transpose(1, 2)
-        return output
-
-    def _mask(self, size: int, total: int, window: int | None) -> Tensor:
-        """Additive [size, total]: the last `size` tokens of a path of `total` see what lies before them, at most `window` back."""
-        mask = self._masks.get((size, total, window))
-        if mask is None:
-            distance = torch.arange(total - size, total, device=self._device)[:, None] - torch.arange(total, device=self._device)
-            hidden = (distance < 0) | (distance >= (window or total))
-            mask = torch.zeros(size, total, dtype=self._dtype, device=self._device).masked_fill(hidden, float("-inf"))
-            self._masks[size, total, window] = mask
-        return mask
-
-
-def tree_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    *,
-    tree: TreeAttention,
-    **unused: Any,
-) -> tuple[Tensor, None]:
-    """The function transformers calls in every attention layer; `tree` comes from the forward's keywords."""
-    return tree.attend(query, key, value, scaling, sliding_window), None

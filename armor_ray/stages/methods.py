@@ -1,0 +1,104 @@
+"""The rows of the results: which retrievers are trained, compared and used to answer, and what each is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from armor_ray.config import RECIPE_PARAMETERS, Config, validate_config
+from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
+
+INTERPOLATED = "-interpolated"
+SWEPT = "-swept"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A trained row: a recipe, with its preset's or the sweep's parameters."""
+
+    recipe: str
+    swept: bool = False
+
+    @property
+    def method(self) -> str:
+        """The row's name in tables and summaries."""
+        return f"{self.recipe}/swept" if self.swept else self.recipe
+
+    def artifact(self, seed: int, interpolated: bool = False) -> str:
+        """Where the seed's encoder is published."""
+        return f"retrievers/{self.recipe}{SWEPT if self.swept else ''}-seed{seed}{INTERPOLATED if interpolated else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A row of the retrieval table: its method name and one encoder a seed."""
+
+    method: str
+    artifacts: list[str]
+    is_main: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredMethod:
+    """A row of the generation table: its name, and the retriever behind it (None: base encoder or no retrieval)."""
+
+    method: str
+    retriever: str | None
+
+    @property
+    def artifact(self) -> str:
+        return f"answers/{self.method.replace('/', '-')}"
+
+
+def is_swept(config: Config) -> bool:
+    """Whether there is anything to try."""
+    return any(len(values) > 1 for values in config.sweep.parameters.values())
+
+
+def variants(config: Config) -> list[Variant]:
+    """All that is trained and reported."""
+    presets = [Variant(recipe) for recipe in config.evaluation.recipes]
+    return [*presets, Variant(config.objective.recipe, swept=True)] if is_swept(config) else presets
+
+
+def adapted_methods(config: Config) -> list[Adapted]:
+    """Every trained row, the interpolated one below its plain one."""
+    rows = []
+    for variant in variants(config):
+        for interpolated in [False, True] if config.training.interpolate else [False]:
+            artifacts = [variant.artifact(seed, interpolated) for seed in config.evaluation.seeds]
+            name = f"{variant.method}/interpolated" if interpolated else variant.method
+            rows.append(Adapted(name, artifacts, variant.recipe == config.objective.recipe))
+    return rows
+
+
+def answered_methods(config: Config) -> list[AnsweredMethod]:
+    """Closed book, Base RAG, and the main recipe's retrievers (first seed); nothing where no question is to be answered."""
+    if not config.evaluation.generation_questions:
+        return []
+    adapted = [AnsweredMethod(row.method, row.artifacts[0]) for row in adapted_methods(config) if row.is_main]
+    return [AnsweredMethod(CLOSED_BOOK, None), AnsweredMethod(BASE_RAG, None), *adapted]
+
+
+def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, Any] | None = None) -> Config:
+    """`config` for one recipe and seed: objective settings that the recipe does not read are left out, the sweep is dropped."""
+    raw = config.model_dump(exclude_unset=True)
+    raw["seed"] = seed
+    raw.pop("sweep", None)
+    objective = raw.get("objective", {})
+    used = {key: value for key, value in objective.items() if recipe in RECIPE_PARAMETERS.get(key, {recipe})}
+    raw["objective"] = {**used, "recipe": recipe}
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        raw.setdefault(section, {})[name] = value
+    return validate_config(raw, f"recipe {recipe}")
+
+
+def training_identity(config: Config) -> dict[str, Any]:
+    """The part of a config that decides a training run's numbers."""
+    return {
+        "seed": config.seed,
+        "objective": config.objective.model_dump(),
+        "training": config.training.model_dump(exclude={"max_failures", "workers"}),
+        "candidates": config.candidates.model_dump(exclude={"pool_size"}),
+    }

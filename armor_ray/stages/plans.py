@@ -1,0 +1,157 @@
+"""What every artifact is made of: the config sections and inputs that make it stale when they change.
+
+Planning reads only the config, the data files and the models' files. It imports neither Ray nor torch, so `status`, a rerun with nothing
+to do and every complaint about the config answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from armor_ray.config import Config
+from armor_ray.corpus.sources import source_files
+from armor_ray.errors import ArmorError
+from armor_ray.evaluation.labels import CLOSED_BOOK
+from armor_ray.models.generators.identity import generator_identity
+from armor_ray.models.hub import identify_model
+from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.methods import (
+    INTERPOLATED,
+    Variant,
+    adapted_methods,
+    answered_methods,
+    is_swept,
+    recipe_config,
+    training_identity,
+    variants,
+)
+from armor_ray.workspace import fingerprint_files
+
+TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
+"""What a training table is assembled from."""
+
+
+def prepare(context: Context) -> list[Plan]:
+    """Both come out of one pass over the data files; where these lie does not matter."""
+    config = context.config.data.model_dump(exclude={"name", "path"})
+    inputs = {"data files": fingerprint_files(source_files(context.config.data))}
+    return [Plan(name, "prepare", {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
+
+
+def embed(context: Context) -> list[Plan]:
+    return [Plan("embeddings", "embed", {"encoder": _encoder(context)}, context.inputs("passages"))]
+
+
+def index(context: Context) -> list[Plan]:
+    return [Plan("index", "index", {"index": context.config.index.model_dump()}, context.inputs("embeddings"))]
+
+
+def candidates(context: Context) -> list[Plan]:
+    config = {"pool_size": context.config.candidates.pool_size, "encoder": _encoder(context)}
+    return [Plan("candidates", "candidates", config, context.inputs("examples", "index", "embeddings"))]
+
+
+def score(context: Context) -> list[Plan]:
+    config = {"generator": _generator(context), "splits": scored_splits(context.config)}
+    return [Plan("utilities", "score", config, context.inputs("candidates", "examples", "passages"))]
+
+
+def scored_splits(config: Config) -> list[str]:
+    """Training pools always; validation pools only where the temperature schedule trains on them."""
+    return ["train", "validation"] if config.objective.temperature_schedule == "alternating" else ["train"]
+
+
+def sweep(context: Context) -> list[Plan]:
+    config = context.config
+    if not is_swept(config):
+        return []
+    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, context.inputs(*TABLE))]
+
+
+def train(context: Context) -> list[Plan]:
+    """A retriever for every variant and seed."""
+    return [train_one(context, variant, seed) for variant in variants(context.config) for seed in context.config.evaluation.seeds]
+
+
+def train_one(context: Context, variant: Variant, seed: int) -> Plan:
+    inputs = context.inputs(*TABLE, *(["sweep"] if variant.swept else []))
+    config = recipe_config(context.config, variant.recipe, seed)
+    return Plan(variant.artifact(seed), "train", {**training_identity(config), "swept": variant.swept}, inputs)
+
+
+def answer(context: Context) -> list[Plan]:
+    """The answers of every row of the generation table."""
+    config = context.config
+    settings = {
+        "generator": _generator(context),
+        "max_new_tokens": config.generator.max_new_tokens,
+        "context_characters": config.generator.context_characters,
+        "questions": config.evaluation.generation_questions,
+        "top_k": config.evaluation.generation_top_k,
+    }
+    planned = []
+    for method in answered_methods(config):
+        inputs = ["examples"] if method.method == CLOSED_BOOK else ["examples", "passages", "candidates", "embeddings"]
+        inputs += [method.retriever.removesuffix(INTERPOLATED)] if method.retriever else []
+        planned.append(Plan(method.artifact, "answer", {**settings, "method": method.method}, context.inputs(*inputs)))
+    return planned
+
+
+def evaluate(context: Context) -> list[Plan]:
+    config = context.config
+    inputs = ["passages", "examples", "candidates", "embeddings"]
+    inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
+    inputs += [method.artifact for method in answered_methods(config)]
+    settings = {
+        "evaluation": config.evaluation.model_dump(),
+        "dataset": config.data.name,
+        "metric": config.training.metric,
+        "seed": config.seed,
+    }
+    return [Plan("reports", "evaluate", settings, context.inputs(*inputs))]
+
+
+def promote(context: Context) -> list[Plan]:
+    """The best of the main recipe's encoders by validation, first seed."""
+    trained = [name.removesuffix(INTERPOLATED) for name in main_retrievers(context.config)]
+    return [Plan("promoted", "promote", {"metric": context.config.training.metric}, context.inputs(*dict.fromkeys(trained)))]
+
+
+def main_retrievers(config: Config) -> list[str]:
+    """What may be promoted.
+
+    Raises:
+        ArmorError: the main recipe is not trained.
+    """
+    main = [row.artifacts[0] for row in adapted_methods(config) if row.is_main]
+    if not main:
+        message = f"'{config.objective.recipe}' is not among the trained recipes"
+        raise ArmorError(message, where="evaluation.recipes", hint="add it: the main recipe is what gets promoted")
+    return main
+
+
+PLANS: dict[str, Callable[[Context], list[Plan]]] = {
+    "prepare": prepare,
+    "embed": embed,
+    "index": index,
+    "candidates": candidates,
+    "score": score,
+    "sweep": sweep,
+    "train": train,
+    "answer": answer,
+    "evaluate": evaluate,
+    "promote": promote,
+}
+"""Stages in the order they run, each with the plans of its artifacts."""
+
+
+def _encoder(context: Context) -> dict[str, Any]:
+    """The encoder's settings, its model by content and not by place."""
+    config = context.config.encoder
+    model = context.once("encoder", lambda: identify_model(config.model, config.revision))
+    return {**config.model_dump(exclude={"batch_tokens", "model", "revision"}), "model": model}
+
+
+def _generator(context: Context) -> dict[str, Any]:
+    return context.once("generator", lambda: generator_identity(context.config.generator))

@@ -1,0 +1,1 @@
+"""Speed measured against other ways to do the same work; `python -m benchmarks --data FOLDER` (README.md)."""

@@ -1,0 +1,139 @@
+"""The sweep on Ray's simulated autoscaling cluster: no worker at first, nodes come when trials wait, one is lost, all go when idle.
+
+`ray.cluster_utils.AutoscalingCluster` would first stop every Ray on this machine, and its base configuration is not in Ray's wheel; so
+the same simulation (`fake_multinode`) is started here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from pipeline_cases import Tiny, logged_steps
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
+from armor_ray.demo.head import MARKER, QUIET_RAY, processes_of
+
+MAX_NODES = 3
+STORE_BYTES = 100_000_000
+LAMBDAS = [0.3, 1.0, 3.0, 10.0]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A head without CPUs for trials, and up to three nodes of one CPU, each a raylet on this machine."""
+
+    marker: str
+    environment: dict[str, str]
+
+    def raylets(self) -> list[psutil.Process]:
+        """Those of the worker nodes, oldest first: the autoscaler starts them, where the head's was there before it."""
+        processes = processes_of(self.marker)
+        scalers = {process.pid for process in processes if any(part.endswith("monitor.py") for part in process.cmdline())}
+        nodes = [process for process in processes if process.name() == "raylet" and process.ppid() in scalers]
+        return sorted(nodes, key=lambda process: process.create_time())
+
+    def wait_for_nodes(self, low: int, high: int, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not low <= (count := len(self.raylets())) <= high:
+            assert time.monotonic() < deadline, f"{count} nodes after {seconds} s, not {low} to {high}"
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    folder, marker, port = tempfile.mkdtemp(prefix="armor-", dir="/tmp"), secrets.token_hex(16), free_port()
+    (tmp_path / "token").write_text(secrets.token_hex(32), encoding="utf-8")
+    (tmp_path / "cluster.json").write_text(json.dumps(configuration(port)), encoding="utf-8")
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    simulation = {
+        "RAY_FAKE_CLUSTER": "1",
+        # Version 2 is what `ray up` starts on real clusters.
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        # A dead node is noticed within two seconds, not fifteen.
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_failure_threshold": "4",
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=0", f"--object-store-memory={STORE_BYTES}"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={free_port()}", "--include-dashboard=false"]
+    command += [f"--autoscaling-config={tmp_path / 'cluster.json'}", f"--temp-dir={folder}", "--disable-usage-stats"]
+    environment = {**os.environ, **QUIET_RAY, **access, **simulation, MARKER: marker, "RAY_ADDRESS": ""}
+    try:
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120)
+        yield Cluster(marker, {**access, "RAY_ADDRESS": f"127.0.0.1:{port}"})
+    finally:
+        for process in processes_of(marker):
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def configuration(port: int) -> dict[str, Any]:
+    node = {"node_config": {}, "min_workers": 0, "max_workers": MAX_NODES, "resources": {"CPU": 1, "object_store_memory": STORE_BYTES}}
+    return {
+        "cluster_name": "simulated",
+        "max_workers": MAX_NODES,
+        "idle_timeout_minutes": 0.1,
+        "provider": {
+            "type": "fake_multinode",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "launch_multiple": True,
+            "head_node_id": FAKE_HEAD_NODE_ID,
+            "gcs_address": f"127.0.0.1:{port}",
+        },
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"node_config": {}, "max_workers": 0, "resources": {"CPU": 0}},
+            "trials": node,
+        },
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_sweep_ends_with_all_trials_though_nodes_come_die_and_go(tiny: Tiny, scored: Path, cluster: Cluster):
+    workspace = tiny.copy(scored, "autoscaled")
+    assert not cluster.raylets()
+    driver = tiny.start(
+        "autoscaled",
+        cluster.environment,
+        *("--until", "sweep"),
+        training={"epochs": 8, "interpolate": []},
+        sweep={"parameters": {"objective.lambda_q": LAMBDAS}, "scheduler": "asha", "grace_epochs": 2},
+        resources={"cluster_cpus": MAX_NODES},
+    )
+    driver.wait_for(lambda: list(workspace.glob(".work/sweep/*/checkpoint_manager_snapshot.json")))
+    cluster.wait_for_nodes(2, MAX_NODES)
+    cluster.raylets()[0].kill()
+    assert driver.end() == 0, driver.output
+
+    trials = pq.read_table(workspace / "sweep" / "results.parquet").to_pylist()
+    assert [trial["objective.lambda_q"] for trial in trials] == LAMBDAS
+    assert all(0 <= trial["R@1"] <= trial["R@3"] <= trial["R@5"] <= trial["R@16"] <= 1 for trial in trials)
+    assert all(2 <= trial["epochs"] <= 8 for trial in trials)
+    assert max(trial["epochs"] for trial in trials) == 8
+    processes = [[steps for steps in logged_steps(workspace, f"sweep/{i:03d}") if steps] for i in range(len(LAMBDAS))]
+    assert max(len(steps) for steps in processes) > 1, "the lost node had no trial"
+    cluster.wait_for_nodes(0, 0)

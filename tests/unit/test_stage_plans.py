@@ -1,0 +1,229 @@
+"""What makes which artifact stale, decided without running anything."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_cases import Tiny
+
+from armor_ray import pipeline
+from armor_ray.config import Config, load_config
+from armor_ray.errors import ArmorError
+from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
+from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.limits import check_sizes
+from armor_ray.stages.plans import PLANS
+from armor_ray.workspace import Draft, Workspace
+
+NUM_PASSAGES, NUM_TRAIN = 60, 25
+
+
+@pytest.fixture(autouse=True)
+def only_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may start a slow stage."""
+    run = pipeline._run
+
+    def run_prepare(stage: str, context: Context, todo: list[Plan]) -> None:
+        assert stage == "prepare", f"{stage} was started"
+        run(stage, context, todo)
+
+    monkeypatch.setattr(pipeline, "_run", run_prepare)
+
+
+@pytest.fixture
+def case(tiny: Tiny, tmp_path: Path) -> Path:
+    """A config file over a small corpus."""
+    return replace(tiny, root=tmp_path).config("case")
+
+
+def finish(config: Config) -> None:
+    """Publishes an empty artifact under every plan, as a finished run would leave them."""
+    context = Context(config, Workspace(config.workspace))
+
+    def write(draft: Draft) -> None:
+        draft.rows |= {"passages": NUM_PASSAGES, "train": NUM_TRAIN}
+
+    for plans in PLANS.values():
+        for plan in plans(context):
+            context.fingerprints[plan.name] = plan.fingerprint
+            context.publish(plan, write)
+
+
+def stale(case: Path, *overrides: str) -> dict[str, str]:
+    """Problems by artifact, for the case's config with overrides."""
+    return {status.plan.name: status.problem for status in pipeline.status(load_config(case, list(overrides))) if status.problem}
+
+
+def test_nothing_is_stale_after_a_run_and_all_is_missing_before(case: Path) -> None:
+    config = load_config(case)
+    before: list[ArtifactStatus] = pipeline.status(config)
+    assert {status.problem for status in before} == {"missing"}
+    assert not pipeline.is_complete(config)
+    finish(config)
+    assert stale(case) == {}
+    assert pipeline.is_complete(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "first", "untouched"),
+    [
+        ("encoder.pooling=cls", {"embeddings": "stale: config encoder.pooling changed"}, {"passages", "examples"}),
+        ("data.validation_fraction=0.3", {"passages": "stale: config data.validation_fraction changed"}, set()),
+        ("candidates.pool_size=5", {"candidates": "stale: config pool_size changed"}, {"embeddings", "index"}),
+        ("generator.max_length=64", {"utilities": "stale: config generator.window changed"}, {"embeddings", "index", "candidates"}),
+        ("training.epochs=3", {"sweep": "stale: config training.epochs changed"}, {"embeddings", "candidates", "utilities"}),
+        ("evaluation.bootstrap=500", {"reports": "stale: config evaluation.bootstrap changed"}, {"utilities", "sweep", "promoted"}),
+        ("index.kind=hnsw", {"index": "stale: config index.kind changed"}, {"passages", "examples", "embeddings"}),
+    ],
+)
+def test_a_changed_key_is_named_and_reaches_only_what_depends_on_it(
+    case: Path, override: str, first: dict[str, str], untouched: set[str]
+) -> None:
+    finish(load_config(case))
+    found = stale(case, override)
+    assert first.items() <= found.items()
+    assert not untouched & found.keys()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "encoder.batch_tokens=512",
+        "generator.batch_tokens=512",
+        "resources.embed_actors=1",
+        "training.max_failures=0",
+        "serving.port=9000",
+        "data.password=x",
+    ],
+)
+def test_what_changes_no_number_makes_nothing_stale(case: Path, override: str) -> None:
+    finish(load_config(case))
+    assert stale(case, override) == {}
+
+
+def test_where_data_and_models_lie_does_not_matter(case: Path, tmp_path: Path, tiny: Tiny) -> None:
+    finish(load_config(case))
+    parts = {"data.path": tiny.corpus, "encoder.model": tiny.encoder, "generator.model": tiny.generator}
+    overrides = [f"{key}={shutil.copytree(path, tmp_path / f'moved-{i}')}" for i, (key, path) in enumerate(parts.items())]
+    assert stale(case, *overrides) == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "problems"),
+    [
+        ("data.path", lambda f: (f / "qa.jsonl").write_text((f / "qa.jsonl").read_text().replace("q00", "q99")), {"passages", "examples"}),
+        ("encoder.model", lambda f: (f / "tokenizer_config.json").write_text("{}"), {"embeddings"}),
+        ("generator.model", lambda f: (f / "generation_config.json").write_text("{}"), {"utilities"}),
+    ],
+)
+def test_changed_contents_are_noticed(
+    case: Path, tmp_path: Path, tiny: Tiny, section: str, change: Callable[[Path], object], problems: set[str]
+) -> None:
+    finish(load_config(case))
+    parts = {"data.path": tiny.corpus, "encoder.model": tiny.encoder, "generator.model": tiny.generator}
+    copy = shutil.copytree(parts[section], tmp_path / "copy")
+    change(copy)
+    found = stale(case, f"{section}={copy}")
+    assert problems <= found.keys()
+    assert section != "generator.model" or "embeddings" not in found
+
+
+# -- runs that have nothing to do, or cannot --------------------------------------------------------------------------------------
+
+
+def test_unchanged_rerun_runs_nothing(case: Path) -> None:
+    config = load_config(case)
+    finish(config)
+    lines: list[str] = []
+    pipeline.run(config, say=lines.append)
+    assert lines == [f"{stage}: up to date" for stage in STAGE_NAMES]
+
+
+def test_force_starts_one_stage_afresh_and_keeps_its_artifact_till_then(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(case)
+    finish(config)
+    workspace = Workspace(config.workspace)
+    workspace.write_bytes(".work/embed/block", b"half")
+    workspace.write_bytes(".work/train/checkpoint", b"half")
+    ran: list[str] = []
+
+    def run(stage: str, context: Context, todo: list[Plan]) -> None:
+        ran.append(stage)
+        assert context.workspace.manifest("embeddings") is not None
+        assert context.workspace.files(".work/embed") == []
+        assert context.workspace.files(".work/train") == [".work/train/checkpoint"]
+
+    monkeypatch.setattr(pipeline, "_run", run)
+    pipeline.run(config, force="embed", say=lambda _: None)
+    assert ran == ["embed"]
+
+
+def test_until_stops_there_and_plans_no_further(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(case, ["generator.model=/nowhere"])
+    ran: list[str] = []
+    monkeypatch.setattr(pipeline, "_run", lambda stage, *_: ran.append(stage))
+    monkeypatch.setattr(pipeline, "_check_sizes", lambda *_: None)
+    pipeline.run(config, until="index", say=lambda _: None)
+    assert ran == ["prepare", "embed", "index"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"until": "trian"}, "--until: no stage 'trian'; stages: prepare, embed"),
+        ({"force": "all"}, "--force: no stage 'all'"),
+        ({"force": "train", "until": "score"}, "--force: 'train' comes after 'score', where the run stops"),
+    ],
+)
+def test_bad_stage_names(case: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArmorError, match=message):
+        pipeline.run(load_config(case), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["generator.model=/nowhere"], "/nowhere: no such model folder"),
+        (["data.path=/nowhere"], "/nowhere"),
+        (["evaluation.recipes=[rag]", "sweep.parameters={}"], "evaluation.recipes: 'armor' is not among the trained recipes"),
+    ],
+)
+def test_what_planning_can_find_is_found_before_the_first_stage(case: Path, overrides: list[str], message: str) -> None:
+    config = load_config(case, overrides)
+    with pytest.raises(ArmorError, match=message):
+        pipeline.run(config)
+    assert Workspace(config.workspace).names() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["candidates.pool_size=999"], r"candidates.pool_size: asks for 999 passages, the corpus has 6\d; choose at most 6\d, or add doc"),
+        (["evaluation.ks=[1, 100]"], "evaluation.ks: asks for 100 passages"),
+        (["evaluation.generation_top_k=64"], "evaluation.generation_top_k: asks for 64"),
+        (["training.batch_size=100"], r"training.batch_size: a batch of 100 questions, the training split has \d+; choose at most"),
+    ],
+)
+def test_k_or_batch_larger_than_the_data_is_refused_before_anything_is_published(case: Path, overrides: list[str], message: str) -> None:
+    config = load_config(case, overrides)
+    with pytest.raises(ArmorError, match=message):
+        pipeline.run(config, say=lambda _: None)
+    assert Workspace(config.workspace).names() == []
+
+
+def test_k_as_large_as_the_corpus_is_fine(case: Path) -> None:
+    config = load_config(case, ["candidates.pool_size=60", "evaluation.ks=[60]", "evaluation.generation_top_k=60"])
+    check_sizes(config, NUM_PASSAGES, NUM_TRAIN)
+    with pytest.raises(ArmorError, match="pool_size"):
+        check_sizes(config, NUM_PASSAGES - 1, NUM_TRAIN)
+
+
+def test_k_is_checked_against_a_corpus_that_was_prepared_before(case: Path) -> None:
+    finish(load_config(case))
+    with pytest.raises(ArmorError, match=r"evaluation.ks: asks for 100"):
+        pipeline.run(load_config(case, ["evaluation.ks=[100]"]), say=lambda _: None)
