@@ -9,6 +9,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def save_tiny(folder, model_config) -> str:
     return str(folder)
 
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -241,7 +242,9 @@ class Endpoint(BaseHTTPRequestHandler):
         self.server.bodies.append((self.path, self.headers["Authorization"], body))
         status = self.server.statuses.pop() if self.server.statuses else 200
         text = "Answer to " + body["messages"][0]["content"].splitlines()[-1]
-        payload = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text + "\n"}}]}
+        payload: dict[str, Any] = {
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text + "\n"}}]
+        }
         if status != 200:
             payload = {"error": {"message": f"bad key {self.headers['Authorization']}"}}
         data = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", **payload}).encode()
