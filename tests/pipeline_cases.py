@@ -92,7 +92,7 @@ class Tiny:
             "candidates": {"pool_size": 4, "top_k": 4},
             "training": {"epochs": 6, "batch_size": 4, "learning_rate": 1e-3, "interpolate": [0.0, 0.5, 1.0], "metric": "R@3"},
             "sweep": {"parameters": {"objective.lambda_q": [0.3, 1.0, 3.0]}, "scheduler": "none"},
-            "evaluation": {"recipes": ["armor", "rag"], "bootstrap": 200, "generation_questions": 2, "generation_top_k": 2},
+            "evaluation": {"recipes": ["armor", "replug"], "bootstrap": 200, "generation_questions": 2, "generation_top_k": 2},
         }
         for section, values in sections.items():
             raw[section] = {**raw.get(section, {}), **values}

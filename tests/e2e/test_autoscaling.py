@@ -1,7 +1,7 @@
 """The sweep on Ray's simulated autoscaling cluster: no worker at first, nodes come when trials wait, one is lost, all go when idle.
 
 `ray.cluster_utils.AutoscalingCluster` would first stop every Ray on this machine, and its base configuration is not in Ray's wheel; so
-the same simulation (`fake_multinode`) is started here.
+its node provider, whose nodes are raylets on this machine, is set to work here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from pipeline_cases import Tiny, logged_steps
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 from armor_ray.demo.head import MARKER, QUIET_RAY, processes_of
 
@@ -72,7 +72,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         "RAY_health_check_failure_threshold": "4",
     }
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=0", f"--object-store-memory={STORE_BYTES}"]
-    command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={free_port()}", "--include-dashboard=false"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={free_port()}"]
+    # Ray Train asks the dashboard which controllers are alive, and frees what a dead one had reserved.
+    command += ["--include-dashboard=true", f"--dashboard-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
     command += [f"--autoscaling-config={tmp_path / 'cluster.json'}", f"--temp-dir={folder}", "--disable-usage-stats"]
     environment = {**os.environ, **QUIET_RAY, **access, **simulation, MARKER: marker, "RAY_ADDRESS": ""}
     try:
@@ -86,12 +88,19 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def configuration(port: int) -> dict[str, Any]:
     node = {"node_config": {}, "min_workers": 0, "max_workers": MAX_NODES, "resources": {"CPU": 1, "object_store_memory": STORE_BYTES}}
+    commands = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     return {
+        **{f"{name}_commands": [] for name in commands},
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+        "file_mounts_sync_continuously": False,
+        "upscaling_speed": 1.0,
         "cluster_name": "simulated",
         "max_workers": MAX_NODES,
         "idle_timeout_minutes": 0.1,
         "provider": {
-            "type": "fake_multinode",
+            "type": "external",
+            "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
             "use_node_id_as_ip": True,
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
