@@ -308,7 +308,7 @@ class ResourcesConfig(Section):
     score_actors: Count = "auto"
     cpus_per_actor: float = Field(0.5, gt=0, description="CPU reservation of one data actor; below 1 so that reads never starve.")
     gpus_per_actor: Amount = "auto"
-    cpus_per_trainer: float = Field(0.9, gt=0, description="CPU reservation of one DDP rank; with its trial's 0.1 it fills a core.")
+    cpus_per_trainer: float = Field(1.0, gt=0, description="CPU reservation of one DDP rank.")
     cluster_cpus: Amount = Field("auto", description="CPUs to plan for; name an autoscaled cluster's maximum.")
     cluster_gpus: Amount = Field("auto", description="GPUs to plan for; name an autoscaled cluster's maximum.")
     max_concurrent_trials: Count = "auto"

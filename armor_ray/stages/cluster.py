@@ -143,7 +143,6 @@ def _check_node(resources: ResourcesConfig, cpus: float, gpus: float) -> None:
 class TrialPlan:
     """What one trial's trainer reserves and how many trials run at once."""
 
-    trial_cpus: float
     worker_resources: dict[str, float]
     use_gpu: bool
     concurrent: int
@@ -168,18 +167,16 @@ def plan_trials(resources: ResourcesConfig, workers: int, trials: int, beside: A
     use_gpu = total_gpus > 0
     if beside is not None:
         total_cpus, total_gpus = total_cpus - beside.count * beside.cpus, total_gpus - beside.count * beside.gpus
-    trial_cpus = 0.1
     worker = {"CPU": resources.cpus_per_trainer, **({"GPU": 1.0} if use_gpu else {})}
-    per_trial = trial_cpus + workers * worker["CPU"]
-    fits = int((total_cpus + 1e-6) / per_trial)
+    fits = int((total_cpus + 1e-6) / (workers * worker["CPU"]))
     if use_gpu:
         fits = min(fits, int(total_gpus / workers))
     if fits < 1:
         free = f"{total_cpus:g} CPUs and {total_gpus:g} GPUs{' beside the score actors' if beside else ''}"
-        what = f"{workers} trainers of {worker} and a trial of {trial_cpus} CPUs"
+        what = f"{workers} trainers of {worker}"
         raise ArmorError(f"the cluster ({free}) never fits {what}", where="training.workers", hint="lower it or resources.cpus_per_trainer")
     wanted = resources.max_concurrent_trials
-    return TrialPlan(trial_cpus, worker, use_gpu, max(1, min(trials, fits if wanted == "auto" else min(wanted, fits))))
+    return TrialPlan(worker, use_gpu, max(1, min(trials, fits if wanted == "auto" else min(wanted, fits))))
 
 
 def cluster_totals(resources: ResourcesConfig) -> tuple[float, float]:

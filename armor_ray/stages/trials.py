@@ -34,6 +34,9 @@ from armor_ray.workspace import Workspace, fingerprint
 _FAULT = "fault"  # a key of reported metrics
 _TUNE_STATE = "experiment_state-"
 _TRAIN_STATE = "checkpoint_manager_snapshot.json"
+# A trial only waits for its Ray Train run, whose controller stays on its node. On the head, which is never a spot machine, neither is
+# lost with a worker node, so Train itself restarts the lost workers, and no dead controller leaves a reservation behind.
+_ON_THE_HEAD = {"CPU": 0, "node:__internal_head__": 0.001}
 _TUNE_ENV = {
     # Tune's own tables, result files and events: progress has a line of its own, histories go to TensorBoard from the training loop.
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -144,7 +147,7 @@ def _start_score_actors(context: Context, count: int, options: dict[str, Any]) -
 def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: str) -> ray.tune.Tuner:
     os.environ.update(_TUNE_ENV)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    trainable = ray.tune.with_resources(ray.tune.with_parameters(_trial, runs=runs), {"CPU": runs.resources.trial_cpus})
+    trainable = ray.tune.with_resources(ray.tune.with_parameters(_trial, runs=runs), _ON_THE_HEAD)
     storage = _storage(workspace, runs.folder)
     # A finished trial with an artifact is not among the specs any more; so only a sweep has anything to restore.
     if all(spec.plan is None for spec in runs.specs) and _is_restorable(workspace, f"{runs.folder}/{name}"):

@@ -76,7 +76,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     # Ray Train asks the dashboard which controllers are alive, and frees what a dead one had reserved.
     command += ["--include-dashboard=true", f"--dashboard-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
     command += [f"--autoscaling-config={tmp_path / 'cluster.json'}", f"--temp-dir={folder}", "--disable-usage-stats"]
-    environment = {**os.environ, **QUIET_RAY, **access, **simulation, MARKER: marker, "RAY_ADDRESS": ""}
+    # All nodes share this machine: without the address Ray Train's cleaner sees several Rays, dies, and leaves a dead run's reservations.
+    environment = {**os.environ, **QUIET_RAY, **access, **simulation, MARKER: marker, "RAY_ADDRESS": f"127.0.0.1:{port}"}
     try:
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120)
         yield Cluster(marker, {**access, "RAY_ADDRESS": f"127.0.0.1:{port}"})
