@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from armor_ray.errors import ArmorError
-from armor_ray.serving.golden import read_golden
+from armor_ray.models.golden import read_golden
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.plans import main_retrievers
 from armor_ray.workspace import MANIFEST, Draft, Manifest, Workspace

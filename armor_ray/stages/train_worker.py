@@ -20,7 +20,7 @@ from torch import nn
 
 from armor_ray.config import Config
 from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.serving.golden import write_golden
+from armor_ray.models.golden import write_golden
 from armor_ray.stages.context import Plan
 from armor_ray.stages.methods import INTERPOLATED
 from armor_ray.stages.refresh import RayPairScorer

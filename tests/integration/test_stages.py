@@ -22,10 +22,10 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.generators import load_generator
 from armor_ray.models.generators.protocol import ScoreRequest
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.stages.cluster import plan_actors, plan_trials, user_errors
 from armor_ray.stages.context import Context
 from armor_ray.stages.embed import EmbedActor, block_name, open_embeddings
-from armor_ray.stages.index import open_index
 from armor_ray.stages.plans import PLANS
 from armor_ray.workspace import Workspace
 
