@@ -7,6 +7,7 @@ to do and every complaint about the config answer at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from armor_ray.config import Config
@@ -70,8 +71,15 @@ def sweep(context: Context) -> list[Plan]:
 
 
 def train(context: Context) -> list[Plan]:
-    """A retriever for every variant and seed."""
-    return [train_one(context, variant, seed) for variant in variants(context.config) for seed in context.config.evaluation.seeds]
+    """A retriever for every variant and seed, and its interpolation with the base encoder where that is asked for."""
+    plans = []
+    for variant in variants(context.config):
+        for seed in context.config.evaluation.seeds:
+            plan = train_one(context, variant, seed)
+            # One training run makes both, so both are made of the same.
+            mixed = [replace(plan, name=variant.artifact(seed, interpolated=True))] if context.config.training.interpolate else []
+            plans += [plan, *mixed]
+    return plans
 
 
 def train_one(context: Context, variant: Variant, seed: int) -> Plan:

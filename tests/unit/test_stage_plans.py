@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from armor_ray import pipeline
 from armor_ray.config import Config, load_config
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
+from armor_ray.stages import train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
+from armor_ray.stages.trials import TrialSpec
 from armor_ray.workspace import Draft, Workspace
 
 NUM_PASSAGES, NUM_TRAIN = 60, 25
@@ -131,6 +134,28 @@ def test_changed_contents_are_noticed(
     found = stale(case, f"{section}={copy}")
     assert problems <= found.keys()
     assert section != "generator.model" or "embeddings" not in found
+
+
+def test_a_lost_or_old_interpolation_is_noticed_and_trained_again_with_its_plain_one(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(case)
+    finish(config)
+    workspace = Workspace(config.workspace)
+    lost, old = "retrievers/armor-seed0-interpolated", "retrievers/replug-seed0-interpolated"
+    workspace.delete(lost)
+    plain = workspace.require("retrievers/replug-seed0")
+    workspace.publish(
+        old, stage="train", fingerprint="old", inputs={**plain.inputs, "utilities": "old"}, config=plain.config, write=lambda _: None
+    )
+    assert stale(case) == {lost: "missing", old: "stale: utilities changed"}
+
+    specs: list[TrialSpec] = []
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: train.run_all(context, todo))
+    monkeypatch.setattr(train, "connect", lambda _: None)
+    monkeypatch.setattr(train, "load_table", lambda *_: SimpleNamespace(train=[]))
+    monkeypatch.setattr(train, "best_parameters", lambda _: {})
+    monkeypatch.setattr(train, "run_trials", lambda _, wanted, *__: specs.extend(wanted))
+    pipeline.run(config, until="train", say=lambda _: None)
+    assert [spec.name for spec in specs] == ["retrievers/armor-seed0", "retrievers/replug-seed0"]
 
 
 # -- runs that have nothing to do, or cannot --------------------------------------------------------------------------------------
