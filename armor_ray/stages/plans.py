@@ -121,9 +121,29 @@ def evaluate(context: Context) -> list[Plan]:
 
 
 def promote(context: Context) -> list[Plan]:
-    """The best of the main recipe's encoders by validation, first seed."""
+    """What was promoted by hand, for as long as it is there; else the best of the main recipe's encoders by validation, first seed."""
+    by_hand = _promoted_by_hand(context)
+    if by_hand is not None and context.forced != "promote":
+        return [by_hand]
     trained = [name.removesuffix(INTERPOLATED) for name in main_retrievers(context.config)]
     return [Plan("promoted", "promote", {"metric": context.config.training.metric}, context.inputs(*dict.fromkeys(trained)))]
+
+
+def _promoted_by_hand(context: Context) -> Plan | None:
+    promoted = context.workspace.manifest("promoted")
+    name = promoted.config.get("retriever") if promoted is not None else None
+    if name is None:
+        return None
+    source = f"retrievers/{name}"
+    published = context.workspace.manifest(source)
+    # One that the config trains no longer is served as it is.
+    made_of = context.fingerprints.get(source) or (published.fingerprint if published is not None else None)
+    return promotion(name, made_of) if made_of is not None else None
+
+
+def promotion(retriever: str, made_of: str) -> Plan:
+    """`promoted` as a retriever that somebody chose, by the fingerprint of its artifact."""
+    return Plan("promoted", "promote", {"retriever": retriever}, {f"retrievers/{retriever}": made_of})
 
 
 def main_retrievers(config: Config) -> list[str]:

@@ -16,7 +16,7 @@ from armor_ray import pipeline
 from armor_ray.config import Config, load_config
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
-from armor_ray.stages import train
+from armor_ray.stages import promote, train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
@@ -156,6 +156,33 @@ def test_a_lost_or_old_interpolation_is_noticed_and_trained_again_with_its_plain
     monkeypatch.setattr(train, "run_trials", lambda _, wanted, *__: specs.extend(wanted))
     pipeline.run(config, until="train", say=lambda _: None)
     assert [spec.name for spec in specs] == ["retrievers/armor-seed0", "retrievers/replug-seed0"]
+
+
+def test_what_was_promoted_by_hand_stays_until_it_is_trained_anew_or_promotion_is_forced(
+    case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(case)
+    finish(config)
+    workspace = Workspace(config.workspace)
+    source = workspace.require("retrievers/replug-seed0")
+    monkeypatch.setattr(promote, "read_golden", lambda _: None)
+    promote.promote(workspace, "replug-seed0")
+    assert stale(case) == {}
+    assert stale(case, "training.epochs=3")["promoted"] == "stale: retrievers/replug-seed0 changed"
+
+    # The chosen one was trained anew: the choice stays, and is said.
+    by_hand = workspace.require("promoted")
+    finish(load_config(case, ["training.epochs=3"]))
+    workspace.publish("promoted", stage="promote", fingerprint="old", inputs={}, config=by_hand.config, write=lambda _: None)
+    lines: list[str] = []
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: promote.run_all(context, todo))
+    pipeline.run(load_config(case, ["training.epochs=3"]), say=lines.append)
+    assert "promote: replug-seed0 again, as it was promoted by hand; --force promote returns to the best on validation" in lines
+    assert workspace.require("promoted").inputs["retrievers/replug-seed0"] != source.fingerprint
+
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: lines.append(f"{stage} {todo[0].config}"))
+    pipeline.run(load_config(case, ["training.epochs=3"]), force="promote", say=lambda _: None)
+    assert lines[-1] == "promote {'metric': 'R@3'}"
 
 
 # -- runs that have nothing to do, or cannot --------------------------------------------------------------------------------------
