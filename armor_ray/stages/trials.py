@@ -132,10 +132,12 @@ def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, s
 
 
 def _start_score_actors(context: Context, count: int, options: dict[str, Any]) -> list[Any]:
+    from armor_ray.stages.arithmetic import scoring_generator
     from armor_ray.stages.refresh import RefreshActor
 
     remote: Any = ray.remote(RefreshActor).options(**options, max_restarts=-1, max_task_retries=-1)
-    actors = [remote.remote(context.config.generator, context.workspace.uri, "train") for _ in range(count)]
+    generator = scoring_generator(context)
+    actors = [remote.remote(generator, context.workspace.uri, "train") for _ in range(count)]
     with user_errors():
         ray.get([actor.__ray_ready__.remote() for actor in actors])
     return actors
