@@ -16,7 +16,7 @@ from armor_ray import pipeline
 from armor_ray.config import Config, load_config
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
-from armor_ray.stages import promote, train
+from armor_ray.stages import promote, sweep, train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
@@ -156,6 +156,17 @@ def test_a_lost_or_old_interpolation_is_noticed_and_trained_again_with_its_plain
     monkeypatch.setattr(train, "run_trials", lambda _, wanted, *__: specs.extend(wanted))
     pipeline.run(config, until="train", say=lambda _: None)
     assert [spec.name for spec in specs] == ["retrievers/armor-seed0", "retrievers/replug-seed0"]
+
+
+def test_a_damaged_winner_of_the_sweep_is_one_line(tmp_path: Path) -> None:
+    workspace = Workspace(str(tmp_path))
+
+    def write(draft: Draft) -> None:
+        (draft.path / "best.json").write_text("{")
+
+    workspace.publish("sweep", stage="sweep", fingerprint="f", inputs={}, config={}, write=write)
+    with pytest.raises(ArmorError, match=r"best.json: not a readable JSON file .*; rerun with --force sweep$"):
+        sweep.best_parameters(workspace)
 
 
 def test_what_was_promoted_by_hand_stays_until_it_is_trained_anew_or_promotion_is_forced(
