@@ -169,7 +169,7 @@ def test_convex_fusion_by_hand():
 def test_best_weight_is_the_one_with_the_best_recall():
     """Passage 1 is gold: first only when neither side decides alone."""
     dense_scores, lexical = np.array([[1.0, 0.8, 0.0, 0.0]]), np.array([[0.0, 0.8, 1.0, 0.0]])
-    weight, curve = fusion.best_weight(dense_scores, lexical, [np.array([1])], [0.0, 0.4, 0.5, 0.6, 1.0], k=1)
+    weight, curve = fusion.best_weight([(dense_scores, lexical)], [np.array([1])], [0.0, 0.4, 0.5, 0.6, 1.0], k=1)
     assert curve == {0.0: 0.0, 0.4: 1.0, 0.5: 1.0, 0.6: 1.0, 1.0: 0.0}
     assert weight == 0.5
 
@@ -178,7 +178,8 @@ def test_fusion_recall_agrees_with_the_ranking_it_stands_for():
     generator = np.random.default_rng(1)
     dense_scores, lexical = generator.integers(0, 4, (2, 40, 30)).astype(np.float32)
     gold = [generator.choice(30, 2, replace=False) for _ in range(40)]
-    _, curve = fusion.best_weight(dense_scores, lexical, gold, [0.3], k=5)
+    blocks = [(dense_scores[start : start + 7], lexical[start : start + 7]) for start in range(0, 40, 7)]
+    _, curve = fusion.best_weight(iter(blocks), gold, [0.3], k=5)
     _, rows = ranking.top_k(fusion.convex(dense_scores, lexical, 0.3), 5)
     assert curve[0.3] == pytest.approx(np.mean([np.isin(found, wanted).any() for found, wanted in zip(rows, gold, strict=True)]))
 
