@@ -100,7 +100,6 @@ def test_a_changed_key_is_named_and_reaches_only_what_depends_on_it(
         "generator.batch_tokens=512",
         "resources.embed_actors=1",
         "training.max_failures=0",
-        "serving.port=9000",
         "data.password=x",
     ],
 )
