@@ -93,6 +93,11 @@ def show_results(workspace: Workspace) -> None:
         return
     rows = json.loads(workspace.read_bytes("reports/summary.json") or b"[]")
     _print(_results_table(rows))
+    show_places(workspace)
+
+
+def show_places(workspace: Workspace) -> None:
+    """Where the report and the summary are, and how to serve."""
     say(f"report:  {workspace.location('reports/report.html')}")
     say(f"serve:   serve run serve_configs/retriever.yaml workspace={workspace.uri}")
     say(f"summary: {workspace.location('reports/summary.json')}")
