@@ -59,6 +59,8 @@ class ChatClient:
         self._claims = Claims(cache.with_name(f"{cache.name}.lock"))
         self._pacer = Pacer(config.concurrency, config.requests_per_minute, config.tokens_per_minute)
         self._under_way: dict[bytes, asyncio.Task[Reply]] = {}
+        self._open_attempts = 0
+        self._room = asyncio.Condition()
         self._failures_in_a_row = 0
         self._dialect = self._remembered_dialect()
 
@@ -66,6 +68,11 @@ class ChatClient:
     def name(self) -> str:
         """The judge's name in manifests and reports."""
         return self._endpoint.model
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that it keeps under way at once."""
+        return self._config.concurrency
 
     def ledger(self) -> Ledger:
         """Money over the cache's life, other runs included."""
@@ -183,27 +190,37 @@ class ChatClient:
     async def _attempt(self, request: ChatRequest, fingerprint: bytes, dialect: Dialect) -> Reply:
         prompt_tokens = request.estimated_prompt_tokens
         async with self._pacer.turn(prompt_tokens + request.max_tokens):
-            attempt = self._open_attempt(fingerprint, self._cost(prompt_tokens, request.max_tokens))
+            attempt = await self._open_attempt(fingerprint, self._cost(prompt_tokens, request.max_tokens))
             try:
                 reply = await self._endpoint.send(request, dialect)
             except BaseException as error:
-                billed = not isinstance(error, ArmorError) and not (isinstance(error, ChatError) and error.failure not in UNCONFIRMED)
-                self._cache.release(attempt, unconfirmed=billed)
+                self._cache.release(attempt, unconfirmed=_may_be_billed(error))
                 self._pause(error)
                 raise
-            cost = self._cost(reply.prompt_tokens, reply.completion_tokens)
-            self._cache.settle(attempt, fingerprint, reply, cost)
+            else:
+                cost = self._cost(reply.prompt_tokens, reply.completion_tokens)
+                self._cache.settle(attempt, fingerprint, reply, cost)
+            finally:
+                await self._close_attempt()
         self._count_paid(reply, cost)
         return reply
 
-    def _open_attempt(self, fingerprint: bytes, estimate: float) -> int:
-        attempt = self._cache.open_attempt(fingerprint, estimate, self._config.budget)
-        if attempt is None:
-            spent = self.ledger()
-            raise BudgetExhausted(
-                f"{spent.committed:.4f} of {self._config.budget:g} is spent or under way, this request may cost {estimate:.4f}"
-            )
+    async def _open_attempt(self, fingerprint: bytes, estimate: float) -> int:
+        """Reserves the estimate. Estimates are upper ones, so when the budget is short, attempts under way may yet make room."""
+        async with self._room:
+            while (attempt := self._cache.open_attempt(fingerprint, estimate, self._config.budget)) is None:
+                if self._open_attempts == 0:
+                    raise BudgetExhausted(
+                        f"{self.ledger().committed:.4f} of {self._config.budget:g} is spent, this request may cost {estimate:.4f}"
+                    )
+                await self._room.wait()
+            self._open_attempts += 1
         return attempt
+
+    async def _close_attempt(self) -> None:
+        async with self._room:
+            self._open_attempts -= 1
+            self._room.notify_all()
 
     def _pause(self, error: BaseException) -> None:
         if isinstance(error, ChatError) and error.retry_after is not None and _is_worth_retrying(error):
@@ -243,3 +260,10 @@ class ChatClient:
 
 def _is_worth_retrying(error: BaseException) -> bool:
     return isinstance(error, ChatError) and error.failure in TRANSIENT and (error.retry_after or 0.0) <= _MAX_RETRY_AFTER_SECONDS
+
+
+def _may_be_billed(error: BaseException) -> bool:
+    """Whether the endpoint may have done the work of a failed attempt; of one that was cancelled, nobody knows."""
+    if isinstance(error, ChatError):
+        return error.failure in UNCONFIRMED
+    return not isinstance(error, ArmorError)

@@ -97,10 +97,9 @@ class Endpoint:
         # The library does not validate what it parses: a proxy's error page comes back as a string, a wrong body as half a model.
         try:
             choice = completion.choices[0]
-            text = choice.message.content or ""
+            # Half a surrogate pair can be written in JSON, but in no file.
+            text = (choice.message.content or "").encode("utf-8", "replace").decode()
             finish_reason = choice.finish_reason
-            if not isinstance(text, str):
-                raise TypeError
         except (AttributeError, IndexError, KeyError, TypeError):
             raise ChatError(Failure.MALFORMED, "the body is not a chat completion") from None
         if getattr(choice.message, "refusal", None) and not text:
