@@ -62,6 +62,7 @@ class ChatClient:
         self._open_attempts = 0
         self._room = asyncio.Condition()
         self._failures_in_a_row = 0
+        self._stopped: ArmorError | None = None
         self._dialect = self._remembered_dialect()
 
     @property
@@ -138,6 +139,9 @@ class ChatClient:
             except ChatError as error:
                 self._count_failure(error)
                 raise
+            except ArmorError as error:
+                self._stopped = error
+                raise
         self._failures_in_a_row = 0
         return reply
 
@@ -164,7 +168,9 @@ class ChatClient:
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             message = f"{_MAX_FAILURES_IN_A_ROW} requests in a row failed, the last with {error}"
-            raise ArmorError(message, where=self._endpoint.url, hint="paid replies are kept; rerun when the endpoint works") from None
+            hint = "paid replies are kept; rerun when the endpoint works"
+            self._stopped = ArmorError(message, where=self._endpoint.url, hint=hint)
+            raise self._stopped from None
 
     async def _negotiate(self, request: ChatRequest, fingerprint: bytes) -> Reply:
         """Sends a request in the wording that this endpoint is known to take, or finds one that it takes and remembers it."""
@@ -190,6 +196,8 @@ class ChatClient:
     async def _attempt(self, request: ChatRequest, fingerprint: bytes, dialect: Dialect) -> Reply:
         prompt_tokens = request.estimated_prompt_tokens
         async with self._pacer.turn(prompt_tokens + request.max_tokens):
+            if self._stopped is not None:
+                raise self._stopped  # requests that waited for their turn meanwhile would only fail in the same way
             attempt = await self._open_attempt(fingerprint, self._cost(prompt_tokens, request.max_tokens))
             try:
                 reply = await self._endpoint.send(request, dialect)

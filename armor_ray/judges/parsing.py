@@ -29,6 +29,7 @@ _REASONING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL 
 _CUT_SCALAR = re.compile(r"[\w.+\-]+\Z")
 _STRICT = json.JSONDecoder(parse_constant=lambda name: name)  # NaN and Infinity become words, which no score is
 _MAX_STARTS = 64
+_MARKUP = " \t\r\n*`\"'"
 _TRUE, _FALSE = {"true", "yes", "1"}, {"false", "no", "0"}
 
 
@@ -67,8 +68,8 @@ def read_number(text: str, *, cut: bool = False) -> tuple[float, tuple[str, ...]
                 continue
             value, end = _share(match, text)
             score, notes = _clamp(value)
-            whole = text.strip(" \n\t.*`\"'") == text[match.start(1) : end]
-            return score, tuple(sorted([*notes, *([] if whole else [PROSE])]))
+            bare = not text[: match.start(1)].strip(_MARKUP) and not text[end:].strip(f"{_MARKUP}.")
+            return score, tuple(sorted([*notes, *([] if bare else [PROSE])]))
     raise UnreadableReply("no number")
 
 
