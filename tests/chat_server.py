@@ -79,7 +79,7 @@ class ChatServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._await(self._runner.cleanup())
+        self._await(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -94,6 +94,13 @@ class ChatServer:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner, runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self._at_once += 1

@@ -95,11 +95,6 @@ class ReplyCache:
             self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             self._close(attempt, "paid", cost)
 
-    def settle_unusable(self, attempt: int, cost: float) -> None:
-        """Records the cost of a reply that is worth nothing (empty, filtered) and is not kept."""
-        with self._transaction():
-            self._close(attempt, "paid", cost)
-
     def release(self, attempt: int, *, unconfirmed: bool) -> None:
         """Ends an attempt without a reply: free when the endpoint refused it, else its estimate stays counted as unconfirmed."""
         with self._transaction():
@@ -118,7 +113,9 @@ class ReplyCache:
         return row[0] if row else None
 
     def remember_dialect(self, endpoint: str, dialect: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO dialects VALUES (?, ?)", (endpoint, dialect))
+        """Keeps how requests must be worded for an endpoint and model."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO dialects VALUES (?, ?)", (endpoint, dialect))
 
     def close(self) -> None:
         self._db.close()
@@ -129,10 +126,18 @@ class ReplyCache:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._rollback()
+            raise ArmorError(f"the cache of replies cannot be written ({error})", where=str(self.path), hint="check the disk") from None
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self._rollback()
             raise
-        self._db.execute("COMMIT")
+
+    def _rollback(self) -> None:
+        # SQLite has rolled back by itself after some errors, such as a full disk.
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")

@@ -67,8 +67,13 @@ class ChatClient:
 
     @property
     def name(self) -> str:
-        """The judge's name in manifests and reports."""
+        """The judge's name in manifests and reports: the model's."""
         return self._endpoint.model
+
+    @property
+    def url(self) -> str:
+        """The endpoint's base URL."""
+        return self._endpoint.url
 
     @property
     def concurrency(self) -> int:
@@ -103,8 +108,14 @@ class ChatClient:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Waits for the requests under way, since they are paid for, and closes the files."""
-        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        """Waits for attempts under way, since they are paid for, drops what has not been sent, and closes the files."""
+        self._stopped = self._stopped or ArmorError("the client is closed", where=self._endpoint.url)
+        async with self._room:
+            await self._room.wait_for(lambda: self._open_attempts == 0)
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._endpoint.close()
         self._claims.close()
         self._cache.close()

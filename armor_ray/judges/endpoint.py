@@ -23,6 +23,8 @@ from armor_ray.judges.request import ChatRequest, Reply, estimate_tokens
 
 _CLASSES = {408: Failure.TIMEOUT, 409: Failure.CONFLICT, 429: Failure.RATE_LIMIT}
 _NOT_IMPLEMENTED = 501
+# Named here so that OPENAI_BASE_URL, which no config or manifest shows, does not redirect the key.
+_OPENAI_URL = "https://api.openai.com/v1"
 _COMPLAINT_CHARACTERS = 300
 # Local servers usually take any key, but the client library refuses to start without one.
 _NO_KEY = "none"
@@ -47,7 +49,7 @@ class Endpoint:
         self._key_variable = config.key_variable
         self._key = _read_key(config)
         # Its own retries are off: they would be invisible to accounts, budget and rate limits.
-        self._client = openai.AsyncOpenAI(api_key=self._key, base_url=config.base_url, max_retries=0)
+        self._client = openai.AsyncOpenAI(api_key=self._key, base_url=config.base_url or _OPENAI_URL, max_retries=0)
         self.url = str(self._client.base_url)
 
     async def send(self, request: ChatRequest, dialect: Dialect) -> Reply:

@@ -7,12 +7,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from armor_ray.config import JudgeConfig
 from armor_ray.judges.accounting import Account
+from armor_ray.judges.cache import Ledger
 from armor_ray.judges.client import ChatClient
 from armor_ray.judges.endpoint import has_endpoint
 from armor_ray.judges.failures import ChatError, Failure
@@ -74,13 +75,15 @@ class Judgement:
     Attributes:
         judge: name of the judge.
         by: who judged: the model's name, or the stand-in's.
-        account: what it cost; None without an endpoint.
+        endpoint, account, ledger: where, what this run did, and what the cache cost so far; None where no model judged.
     """
 
     judge: str
     by: str
     verdicts: list[Verdict]
-    account: Account | None
+    endpoint: str | None = None
+    account: Account | None = None
+    ledger: Ledger | None = None
 
     @property
     def failures(self) -> Counter[Failure]:
@@ -101,7 +104,9 @@ class Judgement:
             "kept": sum(verdict.keep for verdict in self.verdicts),
             "failures": {str(name): count for name, count in sorted(self.failures.items())},
             "stopped_by_budget": self.stopped_by_budget,
+            "endpoint": self.endpoint,
             "account": self.account.as_dict() if self.account else None,
+            "ledger": asdict(self.ledger) if self.ledger else None,
         }
 
     def __str__(self) -> str:
@@ -135,7 +140,7 @@ def judge_without_endpoint(judge: Judge[Item], items: Sequence[Item]) -> Judgeme
     scores = [judge.stand_in_scores(item) for item in items]
     kept = judge.keep(items, scores)
     verdicts = [Verdict(judge.stand_in, keep, given) for keep, given in zip(kept, scores, strict=True)]
-    return Judgement(judge.name, judge.stand_in, verdicts, None)
+    return Judgement(judge.name, judge.stand_in, verdicts)
 
 
 async def judge_items(
@@ -178,7 +183,7 @@ def _judgement(judge: Judge[Item], items: Sequence[Item], results: Sequence[Read
         Verdict(client.name, keep and isinstance(result, Reading), given, result if isinstance(result, Failure) else None)
         for result, keep, given in zip(results, kept, scores, strict=True)
     ]
-    return Judgement(judge.name, client.name, verdicts, client.account)
+    return Judgement(judge.name, client.name, verdicts, client.url, client.account, client.ledger())
 
 
 async def _judge_batch(judge: Judge[Item], batch: Sequence[Item], client: ChatClient) -> list[Reading | Failure]:

@@ -13,11 +13,13 @@ KEYWORDS, LEXICAL = "keywords", "lexical"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Attributes:
-    judge: the model's name, or `KEYWORDS` or `LEXICAL` where no model judged.
-    keep: whether the thing passes the judge's thresholds; False when judging failed.
-    scores: name → value in [0, 1]; flags are 0 or 1.
-    failure: why there is no judgement; None when there is one.
+    """The decision on one item and what it rests on.
+
+    Attributes:
+        judge: the model's name, or `KEYWORDS` or `LEXICAL` where no model judged.
+        keep: whether the item passes the judge's thresholds; False when judging failed.
+        scores: name → value in [0, 1]; flags are 0 or 1.
+        failure: why there is no judgement; None when there is one.
     """
 
     judge: str

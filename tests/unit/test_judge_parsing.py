@@ -1,4 +1,4 @@
-"""Reading replies: what is stated is read in any form, what is not stated for certain is never guessed, and no text raises anything else."""
+"""Reading replies: what is stated is read in any form, what is not stated for certain is never guessed; no text breaks a reader."""
 
 from __future__ import annotations
 
@@ -14,31 +14,8 @@ from armor_ray.judges.reading import entry_readings
 from armor_ray.judges.request import Reply
 
 # Text made of what replies are made of, and then some.
-SHREDS = st.sampled_from(
-    [
-        "{",
-        "}",
-        "[",
-        "]",
-        '"score"',
-        ":",
-        ",",
-        "0.8",
-        "1e999",
-        "-",
-        "/10",
-        "%",
-        "NaN",
-        "Infinity",
-        "true",
-        "null",
-        "\\",
-        '"',
-        "```json",
-        "```",
-    ]
-    + ["<think>", "</think>", "Score", " is ", "out of", "0", "1", ".", "9" * 400, "\ud800", "\x00", "é", "[" * 1500, "\n"]
-)
+WORDS = ["Score", " is ", "out of", '"score"', "0.8", "1e999", "/10", "NaN", "Infinity", "true", "null", "```json", "```"]
+SHREDS = st.sampled_from([*WORDS, *'{}[]:,-%.01"\\\n\x00é\ud800', "<think>", "</think>", "9" * 400, "[" * 1500])
 HOSTILE = st.one_of(st.text(max_size=80), st.lists(SHREDS, max_size=25).map("".join))
 SCORES = st.floats(0, 1).map(lambda value: round(value, 3))
 
