@@ -26,7 +26,6 @@ _ANY = re.compile(f"({_NUMBER})")
 _SCALE = re.compile(r"\[\s*0(?:\.0)?\s*,\s*1(?:\.0)?\s*\]|(?<![\w.,])0(?:\.0)?\s*(?:-|–|to|and)\s*1(?:\.0)?(?![\w]|[.,]\d)", re.IGNORECASE)
 _OUT_OF = re.compile(r"\s*(?:/|out of)\s*(\d+(?:\.\d+)?)(?![\w.])|\s*(%)")
 _REASONING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
-_CUT_SCALAR = re.compile(r"[\w.+\-]+\Z")
 _STRICT = json.JSONDecoder(parse_constant=lambda name: name)  # NaN and Infinity become words, which no score is
 _MAX_STARTS = 64
 _MARKUP = " \t\r\n*`\"'"
@@ -176,12 +175,19 @@ def _values(text: str) -> Iterator[tuple[Any, int, int]]:
 
 def _cut_values(text: str) -> Iterator[Any]:
     """JSON that breaks off at the end of the text, closed there; a number or word that touches the end may be incomplete and is dropped."""
-    text = _CUT_SCALAR.sub("", text.rstrip())
+    text = _without_cut_scalar(text.rstrip())
     for start in _starts(text):
         try:
             yield jiter.from_json(text[start:].encode("utf-8", "replace"), partial_mode=True, allow_inf_nan=False)
         except ValueError:
             continue
+
+
+def _without_cut_scalar(text: str) -> str:
+    end = len(text)
+    while end > 0 and (text[end - 1].isalnum() or text[end - 1] in "_.+-"):
+        end -= 1
+    return text[:end]
 
 
 def _objects(value: Any) -> list[dict[str, Any]] | None:

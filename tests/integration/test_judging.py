@@ -162,9 +162,13 @@ class TestMisbehaviour:
             return json.dumps({"chunks": [{"chunk": i + 1, "support": support[number]} for i, number in enumerate(numbers)]})
 
         chunks = [CandidateChunk("q1", "q", "a", f"chunk {number}") for number in range(10)]
+        done: list[int] = []
         with ChatServer(answer) as server:
             server.plan(ChunkAlignment().request(chunks[:8]).messages[1]["content"], ["cut"])
-            judgement = with_client(config(server), tmp_path / "cache", lambda client: judge_items(ChunkAlignment(), chunks, client))
+            judgement = with_client(
+                config(server), tmp_path / "cache", lambda client: judge_items(ChunkAlignment(), chunks, client, advance=done.append)
+            )
+        assert sorted(done) == [2, 8]
         assert [verdict.scores["support"] for verdict in judgement.verdicts] == support
         assert [number for number, verdict in enumerate(judgement.verdicts) if verdict.keep] == [1, 3, 9]
         assert judgement.account.paid == 3
