@@ -302,6 +302,8 @@ class JudgeConfig(Section):
     def _check_url(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
+        if url is not None and urlsplit(url).query:
+            raise ValueError("must have no query: it is written down (put the key into the environment)")
         return _refuse_secret(url)
 
     @model_validator(mode="after")

@@ -21,7 +21,8 @@ PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
 # HTTP errors: the endpoint answers, and bills nothing.
 HTTP_FAULTS = {"408": 408, "409": 409, "429": 429, "429 with a date": 429, "500": 500, "503": 503}
 # The connection fails in some way after the request was taken.
-WIRE_FAULTS = ("silence", "drip", "reset", "html", "half a body", "no choices")
+SLOW_FAULTS = {"silence", "drip"}
+WIRE_FAULTS = (*sorted(SLOW_FAULTS), "reset", "html", "half a body", "no choices")
 # HTTP 200 with a reply that holds no judgement: paid for.
 REPLY_FAULTS: dict[str, Callable[[str], tuple[str, str]]] = {
     "cut": lambda text: (text[: len(text) // 2], "length"),

@@ -17,7 +17,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chat_server import COMPLETION_TOKENS, FORM_FAULTS, HTTP_FAULTS, PROMPT_TOKENS, REPLY_FAULTS, WIRE_FAULTS, Body, ChatServer
+from chat_server import (
+    COMPLETION_TOKENS,
+    FORM_FAULTS,
+    HTTP_FAULTS,
+    PROMPT_TOKENS,
+    REPLY_FAULTS,
+    SLOW_FAULTS,
+    WIRE_FAULTS,
+    Body,
+    ChatServer,
+)
 from judging_driver import CONCURRENCY, as_rows, judge_pairs, pairs, qa_domain
 
 from armor_ray.config import JudgeConfig
@@ -77,8 +87,8 @@ def with_client(settings: JudgeConfig, cache: Path, use: Callable):
     return asyncio.run(run())
 
 
-def judged(server: ChatServer, cache: Path, count: int, timeout_seconds: float = LONG_SECONDS, **values) -> Judgement:
-    judge = qa_domain(timeout_seconds)
+def judged(server: ChatServer, cache: Path, count: int, **values) -> Judgement:
+    judge = qa_domain(LONG_SECONDS)
     return with_client(config(server, **values), cache, lambda client: judge_items(judge, pairs(count), client))
 
 
@@ -86,7 +96,7 @@ class TestMisbehaviour:
     def test_every_fault_ends_in_the_right_result_and_in_the_accounts(self, server, tmp_path):
         """60 pairs, up to two faults each: right scores, exact counts; nothing is paid for beyond what could not be read."""
         rng = random.Random(5)
-        kinds = [*HTTP_FAULTS, *WIRE_FAULTS, *REPLY_FAULTS, *FORM_FAULTS]
+        kinds = [*HTTP_FAULTS, *sorted(set(WIRE_FAULTS) - SLOW_FAULTS), *REPLY_FAULTS, *FORM_FAULTS]
         plans = [[kinds[number % len(kinds)], *rng.sample(kinds, rng.randint(0, 1))] for number in range(60)]
         for plan in plans:
             plan.sort(key=lambda kind: kind in FORM_FAULTS)  # a form that can be read ends the asking
@@ -94,7 +104,7 @@ class TestMisbehaviour:
         for prompt, plan in zip(prompts, plans, strict=True):
             server.plan(prompt, plan[: 1 + next((i for i, kind in enumerate(plan) if kind in FORM_FAULTS), len(plan))])
 
-        judgement = judged(server, tmp_path / "cache", 60, timeout_seconds=1.0, concurrency=4)
+        judgement = judged(server, tmp_path / "cache", 60)
 
         assert [dict(verdict.scores) for verdict in judgement.verdicts] == [true_scores(number) for number in range(60)]
         assert [verdict.keep for verdict in judgement.verdicts] == [max(true_scores(number).values()) >= 0.65 for number in range(60)]
@@ -104,7 +114,7 @@ class TestMisbehaviour:
         unreadable = sum(met[kind] for kind in REPLY_FAULTS)
         assert sum(server.paid.values()) == 60 + unreadable == judgement.account.paid
         classes = {
-            **dict.fromkeys(("408", "silence", "drip"), Failure.TIMEOUT),
+            **dict.fromkeys(("408",), Failure.TIMEOUT),
             **dict.fromkeys(("500", "503"), Failure.SERVER),
             **dict.fromkeys(("429", "429 with a date"), Failure.RATE_LIMIT),
             **dict.fromkeys(("html", "half a body", "no choices"), Failure.MALFORMED),
@@ -117,6 +127,19 @@ class TestMisbehaviour:
         assert judgement.account.readings["unreadable"] == unreadable
         assert judgement.account.readings["in prose"] == met["prose"]
         assert all(str(failure) in str(judgement) for failure in expected)
+
+    @pytest.mark.parametrize("fault", sorted(SLOW_FAULTS))
+    def test_a_reply_that_does_not_come_in_time_is_asked_for_again(self, server, tmp_path, fault):
+        """Silence, and a reply that drips in byte by byte so that the connection is never silent."""
+        server.plan("question 1?", [fault])
+        request = ask(timeout_seconds=SHORT_SECONDS, max_retries=9)
+
+        async def use(client: ChatClient):
+            return await client.chat(request), client.account.retries
+
+        reply, retries = with_client(config(server), tmp_path / "cache", use)
+        assert reply.text == json.dumps(true_scores(1))
+        assert list(retries) == [Failure.TIMEOUT]
 
     def test_a_rerun_costs_nothing(self, server, tmp_path):
         server.plan(qa_domain().request(pairs(1)).messages[1]["content"], ["chatter", "cut"])
@@ -352,12 +375,13 @@ class TestBudget:
         server.plan("question 1?", ["silence", "500"])
 
         async def use(client: ChatClient):
-            await client.chat(ask(timeout_seconds=SHORT_SECONDS))
-            return client.ledger()
+            await client.chat(ask(timeout_seconds=SHORT_SECONDS, max_retries=9))
+            return client.ledger(), client.account.retries[Failure.TIMEOUT]
 
-        ledger = with_client(config(server, **self.PRICES), tmp_path / "cache", use)
+        ledger, lost = with_client(config(server, **self.PRICES), tmp_path / "cache", use)
+        assert lost >= 1
         assert ledger.paid == pytest.approx(self.COST)
-        assert ledger.unconfirmed == pytest.approx((ask().estimated_prompt_tokens * 100 + 10 * 1000) / 1e6)
+        assert ledger.unconfirmed == pytest.approx(lost * (ask().estimated_prompt_tokens * 100 + 10 * 1000) / 1e6)
         assert ledger.open == 0
 
 

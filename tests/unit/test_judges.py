@@ -194,6 +194,7 @@ class TestConfigSection:
             ("judge.budget=5", "judge: budget needs prompt_price and completion_price"),
             ("judge.base_url=ftp://host/v1", "judge.base_url: must begin with http:// or https://"),
             ("judge.base_url=http://user:pw@host/v1", "judge.base_url: must not hold a user or password"),
+            ("judge.base_url=http://host/v1?api_key=user:pw", "judge.base_url: must have no query"),
             ("judge.api_key=sk-1", "unknown key 'judge.api_key'"),
             ("judge.key_variable=sk-123", "judge.key_variable: string should match"),
         ],
