@@ -24,6 +24,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.workspace import Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
+_SERVE_CONFIG = "serve_configs/retriever.yaml"
 _PIPED_WIDTH = 120  # of tables that go into a file or through `ray job submit`
 _QUIET = {
     # Bars and reports of loading weights; what is wrong with a model is raised, not logged.
@@ -99,8 +100,19 @@ def show_results(workspace: Workspace) -> None:
 def show_places(workspace: Workspace) -> None:
     """Where the report and the summary are, and how to serve."""
     say(f"report:  {workspace.location('reports/report.html')}")
-    say(f"serve:   serve run serve_configs/retriever.yaml workspace={workspace.uri}")
+    say(f"serve:   {_serve_command(workspace)}")
     say(f"summary: {workspace.location('reports/summary.json')}")
+
+
+def _serve_command(workspace: Workspace) -> str:
+    # Beside a config file `serve run` ignores arguments, so the file is named only where it serves this very workspace.
+    config = Path(_SERVE_CONFIG)
+    if config.is_file() and workspace.is_local:
+        applications = parse_yaml(config.read_text(encoding="utf-8"), _SERVE_CONFIG).get("applications", [])
+        served = [application.get("args", {}).get("workspace", "") for application in applications]
+        if [Path(name).resolve() for name in served] == [Path(workspace.uri).resolve()]:
+            return f"serve run {_SERVE_CONFIG}"
+    return f"serve run armor_ray.serving:app workspace={workspace.uri}"
 
 
 def _print(table: Table) -> None:

@@ -19,7 +19,7 @@ from pipeline_cases import Tiny
 from test_stage_plans import finish
 
 from armor_ray import pipeline
-from armor_ray.cli import main, run_job
+from armor_ray.cli import main, run_job, show_places
 from armor_ray.config import load_config
 from armor_ray.errors import ArmorError
 from armor_ray.workspace import Workspace
@@ -259,3 +259,14 @@ def test_job_faults_are_one_line_too(tiny: Tiny, capsys: pytest.CaptureFixture[s
         run_job(str(tiny.config("w")), argv=["--set", "seed=x"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("armor-ray: ")
+
+
+def test_serve_config_is_named_only_for_its_own_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    # `serve run CONFIG workspace=…` ignores the argument and would serve the demo.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve_configs").mkdir()
+    shutil.copy(Path(__file__).parents[2] / "serve_configs" / "retriever.yaml", tmp_path / "serve_configs")
+    show_places(Workspace(str(tmp_path / "runs" / "demo")))
+    assert "serve run serve_configs/retriever.yaml\n" in capsys.readouterr().out
+    show_places(Workspace("runs/mine"))
+    assert f"serve run armor_ray.serving:app workspace={tmp_path}/runs/mine\n" in capsys.readouterr().out
