@@ -22,6 +22,25 @@ Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "rep
 RECIPES: tuple[Recipe, ...] = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
 
 
+DataFormat = Literal[
+    "beir",
+    "demo",
+    "documents",
+    "hotpotqa",
+    "jsonl",
+    "newsqa",
+    "parquet",
+    "qasper",
+    "scifact",
+    "squad",
+    "tele_data",
+    "tele_eval",
+    "teleqna",
+    "telequad",
+    "telequad_tables",
+]
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are refused, assignments are checked."""
 
@@ -32,8 +51,10 @@ class DataConfig(Section):
     """Where documents and questions come from, and how they are cut and split."""
 
     name: str = Field("data", description="Label of the data set in reports and summaries.")
-    format: Literal["demo", "jsonl", "parquet", "telequad", "teleqna"] = "jsonl"
-    path: str | None = Field(None, description="Folder with corpus.jsonl + qa.jsonl (or .parquet), or the published file.")
+    format: DataFormat = "jsonl"
+    path: str | None = Field(
+        None, description="Folder with corpus.jsonl + qa.jsonl (or .parquet), the published file or folder, or hf://datasets/OWNER/NAME."
+    )
     password: str | None = Field(
         None,
         exclude=True,  # from every dump: no config file, manifest, report or log ever holds it
