@@ -80,5 +80,6 @@ def _span(agreed: Fields, document: Document) -> Span:
     start, end = agreed.integer("s"), min(agreed.integer("e"), len(document.text))
     found = document.text[start:end] if 0 <= start < end else ""
     if not found.strip():
-        raise agreed.fault(f"span [{start}, {end}) holds no text of a story of {len(document.text)} characters", "correct s and e")
+        given = agreed.integer("e")
+        raise agreed.fault(f"span [{start}, {given}) holds no text of a story of {len(document.text)} characters", "correct s and e")
     return Span(document.doc_id, start + len(found) - len(found.lstrip()), end - (len(found) - len(found.rstrip())))
