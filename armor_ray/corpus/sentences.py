@@ -24,7 +24,7 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     for begin, end in _paragraphs(text):
         inner = [begin + start for start, _ in _punkt().span_tokenize(text[begin:end])]
         starts += [begin, *inner[1:]]
-    return list(zip(starts, [*starts[1:], len(text)], strict=True))
+    return list(pairwise([*starts, len(text)]))
 
 
 def _paragraphs(text: str) -> list[tuple[int, int]]:

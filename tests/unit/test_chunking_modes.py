@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_sentence_that_fits_is_never_cut_and_chunks_are_full(text: str, size: 
     chunks = chunk_sentences(text, size, [])
     starts = {start for start, _ in chunks}
     assert not any(inside in starts for start, end in sentences if end - start <= size for inside in range(start + 1, end))
-    for (start, _), (after, _) in zip(chunks, chunks[1:], strict=False):
+    for (start, _), (after, _) in pairwise(chunks):
         following = next((end for begin, end in sentences if begin == after), None)
         assert following is None or following - start > size
 
@@ -112,7 +113,7 @@ def test_token_windows_cover_all_and_overlap_as_asked(text: str, size: int, data
     chunks = chunk_tokens(text, size, overlap, words)
     assert {place for start, end in chunks for place in range(start, end)} == set(range(len(text)))
     tokens = [{place for place, (start, _) in enumerate(words(text)) if first <= start < last} for first, last in chunks]
-    for before, after in zip(tokens, tokens[1:], strict=False):
+    for before, after in pairwise(tokens):
         assert len(before) == size
         assert len(before & after) == overlap
         assert not after <= before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import zlib
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,9 @@ LIKE = LONG.replace("selects", "chooses").upper() + "!"
 
 
 def pair(name: str, *doc_ids: str, question: str = "") -> QAPair:
-    return QAPair(name, question or f"{hash(name)} own words of {name * 3}", ("a",), doc_ids[0], (), doc_ids, "", "qa.jsonl:1")
+    return QAPair(
+        name, question or f"{zlib.crc32(name.encode())} own words of {name * 3}", ("a",), doc_ids[0], (), doc_ids, "", "qa.jsonl:1"
+    )
 
 
 def jaccard(one: str, two: str) -> float:
@@ -49,7 +54,11 @@ def test_case_spacing_and_punctuation_make_no_other_text_but_blank_ones_are_all_
 
 
 def separated(splits: dict[str, list[QAPair]], gold: dict[str, list[str]] | None = None) -> tuple[dict[str, list[str]], list[Leak]]:
-    texts = {p.example_id: (gold or {}).get(p.example_id, [f"{hash(p.example_id)} text"]) for pairs in splits.values() for p in pairs}
+    texts = {
+        p.example_id: (gold or {}).get(p.example_id, [f"{zlib.crc32(p.example_id.encode())} text"])
+        for pairs in splits.values()
+        for p in pairs
+    }
     after, leaks = separate(splits, texts, QAPair.documents, 0.8)
     return {name: [p.example_id for p in pairs] for name, pairs in after.items()}, leaks
 
@@ -75,12 +84,25 @@ def test_a_copied_document_moves_with_all_its_questions() -> None:
 
 
 def test_test_is_protected_before_validation_and_splits_without_duplicates_stay() -> None:
-    clean = {"train": [pair("t", "d")], "validation": [pair("v", "f")], "test": [pair("x", "e")]}
-    assert separated(clean) == ({"train": ["t"], "validation": ["v"], "test": ["x"]}, [])
-    train = [pair("t", "d"), pair("t2", "d"), pair("t3", "d")]
-    after, leaks = separated({**clean, "train": train}, {"t": [LONG], "v": [LIKE], "x": [LIKE]})
-    assert leaks[0].target == "test"
-    assert (leaks[0].example_id, after["test"]) == ("v", ["x", "v"])  # which would leave no validation questions
+    clean = {
+        "train": [pair(f"t{i}", "d") for i in range(3)],
+        "validation": [pair(f"v{i}", "f") for i in range(3)],
+        "test": [pair("x", "e")],
+    }
+    names = {name: [p.example_id for p in members] for name, members in clean.items()}
+    assert separated(clean) == (names, [])
+    after, leaks = separated(clean, {"t0": [LONG], "v0": [LIKE], "x": [LIKE], "t1": [LONG[::-1]], "v1": [LONG[::-1]]})
+    assert [(leak.example_id, leak.action, leak.target, leak.twin) for leak in leaks] == [
+        ("v0", "dropped", "test", "x"),
+        ("t0", "dropped", "test", "x"),
+        ("t1", "dropped", "validation", "v1"),
+    ]
+    assert after == {"train": ["t2"], "validation": ["v1", "v2"], "test": ["x"]}
+
+
+def test_a_split_that_is_all_duplicates_is_named() -> None:
+    with pytest.raises(ArmorError, match="the validation split is empty: all of its questions have duplicates elsewhere"):
+        separated({"train": [pair("t", "d")], "validation": [pair("v", "f")], "test": [pair("x", "e")]}, {"v": [LIKE], "x": [LIKE]})
 
 
 @settings(deadline=None, max_examples=40)
@@ -108,19 +130,20 @@ def test_nothing_straddles_afterwards(rows: list[tuple[int, int, int]]) -> None:
 
 
 def test_prepare_reports_duplicates_only_when_asked(tmp_path: Path) -> None:
-    bodies = [f"{i} " * 20 + f"answer{i} " + "".join(chr(97 + (i * j) % 26) for j in range(60)) for i in range(12)]
-    (tmp_path / "corpus.jsonl").write_text("".join(f'{{"id": "d{i}", "text": "{b} copy"}}\n' for i, b in enumerate(bodies + bodies)))
-    rows = [
-        f'{{"question": "What of {i * 7919} in {b[50:90]}?", "answer": "answer{i % 12}", "doc_id": "d{i}"}}\n'
-        for i, b in enumerate(bodies * 2)
+    rng = random.Random(0)
+    bodies = ["".join(rng.choices("abcdefgh ", k=150)) + f" answer{i}" for i in range(20)]
+    copies = 8  # documents 20 to 27 repeat the first eight
+    documents = [{"id": f"d{i}", "text": bodies[i % 20] + (" (copy)" if i >= 20 else "")} for i in range(20 + copies)]
+    questions = [
+        {"question": f"{doc['text'][:40]}?" + "x" * i, "answer": f"answer{i % 20}", "doc_id": doc["id"]} for i, doc in enumerate(documents)
     ]
-    (tmp_path / "qa.jsonl").write_text("".join(rows))
-    plain = prepare(DataConfig(path=str(tmp_path), test_fraction=0.4), 0)
+    for name, rows in (("corpus", documents), ("qa", questions)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"path": str(tmp_path), "test_fraction": 0.3, "validation_fraction": 0.3}
+    plain = prepare(DataConfig.model_validate(asked), 0)
     assert plain.leaks == []
     assert "duplicate_questions_moved" not in plain.notes
-    clean = prepare(DataConfig(path=str(tmp_path), test_fraction=0.4, deduplicate=True), 0)
-    gold = {name: {row["doc_id"][1:] for row in table.to_pylist()} for name, table in clean.examples.items()}
-    bodies_of = {name: {int(doc) % 12 for doc in docs} for name, docs in gold.items()}
-    assert not bodies_of["train"] & bodies_of["test"]
-    assert not bodies_of["train"] & bodies_of["validation"]
+    clean = prepare(DataConfig.model_validate({**asked, "deduplicate": True}), 0)
+    originals = {name: {int(row["doc_id"][1:]) % 20 for row in table.to_pylist()} for name, table in clean.examples.items()}
+    assert sum(map(len, originals.values())) == 20
     assert clean.notes["duplicate_questions_moved"] == len(clean.leaks) > 0
