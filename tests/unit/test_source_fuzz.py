@@ -68,11 +68,14 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def read_or_refuse(format: str, path: Path) -> None:
+    fault = None
     try:
         corpus = read_corpus(DataConfig.model_validate({"format": format.removesuffix("_flat"), "path": str(path)}))
     except ArmorError as error:
-        assert error.where
-        assert "\n" not in str(error)
+        fault = error
+    if fault is not None:
+        assert fault.where
+        assert "\n" not in str(fault)
         return
     texts = {document.doc_id: document.text for document in corpus.documents}
     for pair in corpus.pairs:
@@ -137,11 +140,10 @@ def test_hostile_documents(suffix: str, data: st.DataObject) -> None:
     raw = whole[:start] + data.draw(patches) + whole[end:]
     try:
         title, text = parse(raw, Path(f"x{suffix}"))
-    except ArmorError as error:
-        assert error.where == f"x{suffix}"
-    else:
-        (title + text).encode()
-        assert "\0" not in text
+    except ArmorError:
+        return
+    (title + text).encode()
+    assert "\0" not in text
 
 
 @FEW
