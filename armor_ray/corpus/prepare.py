@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -22,13 +22,14 @@ class Prepared:
     """Tables of one data set.
 
     `passages` has the schema PASSAGES; `examples` maps train, validation and test to tables with the schema EXAMPLES; `notes`
-    counts what was read, merged, dropped and kept; `leaks` lists the duplicates that were moved or dropped (`data.deduplicate`).
+    counts what was read, merged, dropped and kept; `leaks` lists the duplicates that were moved or dropped, None without
+    `data.deduplicate`.
     """
 
     passages: pa.Table
     examples: dict[str, pa.Table]
     notes: dict[str, int]
-    leaks: list[Leak] = field(default_factory=list)
+    leaks: list[Leak] | None = None
 
 
 def prepare(config: DataConfig, seed: int, offsets: TokenOffsets | None = None) -> Prepared:
@@ -51,7 +52,7 @@ def prepare(config: DataConfig, seed: int, offsets: TokenOffsets | None = None) 
     positives = {pair.example_id: locator.positives(pair) for pair in merged}
     splits = split_pairs(corpus.documents, merged, config, seed)
     num_split = sum(map(len, splits.values()))
-    leaks: list[Leak] = []
+    leaks: list[Leak] | None = None
     if config.deduplicate:
         gold = _gold_texts(positives, passages)
         splits, leaks = separate(splits, gold, grouping(corpus.documents, config), config.duplicate_similarity)
@@ -61,7 +62,7 @@ def prepare(config: DataConfig, seed: int, offsets: TokenOffsets | None = None) 
         **_read_notes(corpus, passages.num_rows),
         "repeated_questions_merged": len(corpus.pairs) - len(merged),
         "straddling_questions_dropped": len(merged) - num_split,
-        **_leak_notes(leaks, config),
+        **_leak_notes(leaks),
         "questions_over_limit": sum(map(len, splits.values())) - sum(map(len, kept.values())),
         **{name: len(pairs) for name, pairs in kept.items()},
     }
@@ -87,8 +88,8 @@ def _gold_texts(positives: dict[str, list[int]], passages: pa.Table) -> dict[str
     return {example_id: [texts[row].as_py() for row in rows] for example_id, rows in positives.items()}
 
 
-def _leak_notes(leaks: list[Leak], config: DataConfig) -> dict[str, int]:
-    if not config.deduplicate:
+def _leak_notes(leaks: list[Leak] | None) -> dict[str, int]:
+    if leaks is None:
         return {}
     return {f"duplicate_questions_{action}": sum(leak.action == action for leak in leaks) for action in ("moved", "dropped")}
 

@@ -51,7 +51,7 @@ def _writer(prepared: Prepared, name: str) -> Callable[[Draft], None]:
         for split in SPLITS:
             pq.write_table(prepared.examples[split], draft.path / f"{split}.parquet")
             draft.rows[split] = len(prepared.examples[split])
-        if prepared.leaks:
+        if prepared.leaks is not None:
             lines = (json.dumps(asdict(leak), ensure_ascii=False) + "\n" for leak in prepared.leaks)
             (draft.path / "duplicates.jsonl").write_text("".join(lines), encoding="utf-8")
         draft.details |= prepared.notes
