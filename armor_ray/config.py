@@ -22,18 +22,60 @@ Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "rep
 RECIPES: tuple[Recipe, ...] = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
 
 
+DataFormat = Literal[
+    "beir",
+    "demo",
+    "documents",
+    "hotpotqa",
+    "jsonl",
+    "newsqa",
+    "parquet",
+    "qasper",
+    "scifact",
+    "squad",
+    "tele_data",
+    "tele_eval",
+    "teleqna",
+    "telequad",
+    "telequad_tables",
+]
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are refused, assignments are checked."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
 
 
+class ChunkingConfig(Section):
+    """How documents become passages; the default cuts every `data.passage_characters` between words."""
+
+    mode: Literal["characters", "sentences", "tokens"] = Field(
+        "characters",
+        description="characters: cut between words; sentences: whole ones packed to passage_characters; tokens: windows of the encoder's.",
+    )
+    tokens: int = Field(128, ge=8, description="Window of the mode tokens.")
+    overlap: int = Field(16, ge=0, description="Tokens that a window shares with the one before.")
+    keep_blocks: bool = Field(False, description="Markdown tables and fenced code stay in one passage where they fit.")
+
+    @model_validator(mode="after")
+    def _check_mode_uses_what_is_set(self) -> ChunkingConfig:
+        unread = {"keep_blocks"} if self.mode == "tokens" else {"tokens", "overlap"}
+        for name in sorted(unread & self.model_fields_set):
+            raise ValueError(f"{name} has no effect on mode '{self.mode}'")
+        if self.overlap >= self.tokens:
+            raise ValueError(f"overlap {self.overlap} is not below tokens {self.tokens} (a window must move on)")
+        return self
+
+
 class DataConfig(Section):
     """Where documents and questions come from, and how they are cut and split."""
 
     name: str = Field("data", description="Label of the data set in reports and summaries.")
-    format: Literal["demo", "jsonl", "parquet", "telequad", "teleqna"] = "jsonl"
-    path: str | None = Field(None, description="Folder with corpus.jsonl + qa.jsonl (or .parquet), or the published file.")
+    format: DataFormat = "jsonl"
+    path: str | None = Field(
+        None, description="Folder with corpus.jsonl + qa.jsonl (or .parquet), the published file or folder, or hf://datasets/OWNER/NAME."
+    )
     password: str | None = Field(
         None,
         exclude=True,  # from every dump: no config file, manifest, report or log ever holds it
@@ -41,6 +83,14 @@ class DataConfig(Section):
         description="Password of an encrypted archive (TeleQnA publishes its own).",
     )
     passage_characters: int = Field(384, ge=32, description="Passage length in characters, cut at exact offsets.")
+    chunking: ChunkingConfig = Field(default_factory=ChunkingConfig)
+    deduplicate: bool = Field(
+        False,
+        description="No question or gold passage has a duplicate in another split; examples/duplicates.jsonl lists what went.",
+    )
+    duplicate_similarity: float = Field(
+        0.8, gt=0, le=1, description="Jaccard similarity of character 5-grams from which texts are duplicates."
+    )
     group_by: Literal["document", "source"] = Field(
         "document", description="What must not straddle splits: a document, or all documents of one source (specification)."
     )
@@ -50,6 +100,12 @@ class DataConfig(Section):
     max_train: int | None = Field(None, ge=1, description="At most this many training questions (seeded sample).")
     max_validation: int | None = Field(None, ge=1)
     max_test: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_others_use_what_is_set(self) -> DataConfig:
+        if "duplicate_similarity" in self.model_fields_set and not self.deduplicate:
+            raise ValueError("duplicate_similarity has no effect without deduplicate (set it to true)")
+        return self
 
 
 class EncoderConfig(Section):

@@ -61,7 +61,7 @@ class PassageLocator:
     """Finds the passages of a document that overlap a span.
 
     Args:
-        passages: a PASSAGES table; the passages of one document do not overlap and stand in order.
+        passages: a PASSAGES table; the passages of one document ascend by start and by end; windows may overlap.
     """
 
     def __init__(self, passages: pa.Table) -> None:

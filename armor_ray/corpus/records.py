@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 
@@ -62,3 +63,8 @@ class Corpus:
 def normalise_question(question: str) -> str:
     """The form under which two questions are the same: case, spacing and closing punctuation do not count."""
     return re.sub(r"\s+", " ", question).casefold().strip().rstrip(" ?.!")
+
+
+def question_id(question: str) -> str:
+    """An id for a question that has none; repetitions of a question (see `normalise_question`) share it."""
+    return "q-" + hashlib.sha256(normalise_question(question).encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ def split_pairs(documents: list[Document], pairs: list[QAPair], config: DataConf
     Raises:
         ArmorError: a split is empty, or `group_by: source` meets a document without one.
     """
-    groups_of = _grouping(documents, config)
+    groups_of = grouping(documents, config)
     names = {name for pair in pairs for name in groups_of(pair)}
     split_of = _assign(names, config, seed)
     splits: dict[str, list[QAPair]] = {name: [] for name in SPLITS}
@@ -44,7 +44,12 @@ def limit_splits(splits: dict[str, list[QAPair]], config: DataConfig) -> dict[st
     return {name: pairs[: limits[name]] for name, pairs in splits.items()}
 
 
-def _grouping(documents: list[Document], config: DataConfig) -> Callable[[QAPair], set[str]]:
+def grouping(documents: list[Document], config: DataConfig) -> Callable[[QAPair], set[str]]:
+    """The function from a question to the groups that must not straddle splits.
+
+    Raises:
+        ArmorError: `group_by: source` meets a document without one.
+    """
     if config.split_by == "question":
         return lambda pair: {normalise_question(pair.question)}
     if config.group_by == "document":

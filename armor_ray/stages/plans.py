@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from armor_ray.config import Config
 from armor_ray.corpus.sources import source_files
+from armor_ray.corpus.sources.files import data_path
 from armor_ray.errors import ArmorError
 from armor_ray.evaluation.labels import CLOSED_BOOK
 from armor_ray.models.generators.identity import generator_identity
@@ -27,7 +30,7 @@ from armor_ray.stages.methods import (
     training_identity,
     variants,
 )
-from armor_ray.workspace import fingerprint_files
+from armor_ray.workspace import fingerprint, fingerprint_files
 
 TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
 """What a training table is assembled from."""
@@ -35,9 +38,22 @@ TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
 
 def prepare(context: Context) -> list[Plan]:
     """Both come out of one pass over the data files; where these lie does not matter."""
-    config = context.config.data.model_dump(exclude={"name", "path"})
-    inputs = {"data files": fingerprint_files(source_files(context.config.data))}
+    data = context.config.data
+    # Settings younger than the first workspaces count only where they are not at their defaults: those workspaces stay valid.
+    at_default = {name for name in ("chunking", "deduplicate", "duplicate_similarity") if _is_default(data, name)}
+    config = data.model_dump(exclude={"name", "path", *at_default})
+    inputs = {"data files": fingerprint_files(source_files(data))}
+    if data.format == "documents":
+        # A document's name is its id.
+        names = [path.relative_to(data_path(data)).as_posix() for path in source_files(data)]
+        inputs["file names"] = fingerprint("names", {"names": names}, {})
+    if data.chunking.mode == "tokens":
+        inputs["encoder"] = fingerprint("tokens", _encoder(context), {})
     return [Plan(name, "prepare", {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
+
+
+def _is_default(section: BaseModel, name: str) -> bool:
+    return getattr(section, name) == type(section).model_fields[name].get_default(call_default_factory=True)
 
 
 def embed(context: Context) -> list[Plan]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from armor_ray.corpus.chunking import TokenOffsets
 from armor_ray.corpus.prepare import Prepared, prepare
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
@@ -23,10 +26,18 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     Raises:
         ArmorError: bad data, or too little of it for what the config asks.
     """
-    prepared = prepare(context.config.data, context.config.seed)
+    prepared = prepare(context.config.data, context.config.seed, _offsets(context))
     check_sizes(context.config, len(prepared.passages), len(prepared.examples["train"]))
     for plan in todo:
         context.publish(plan, _writer(prepared, plan.name))
+
+
+def _offsets(context: Context) -> TokenOffsets | None:
+    if context.config.data.chunking.mode != "tokens":
+        return None
+    from armor_ray.models.tokens import token_offsets  # torch and transformers, which no other mode needs
+
+    return token_offsets(context.config.encoder)
 
 
 def _writer(prepared: Prepared, name: str) -> Callable[[Draft], None]:
@@ -40,6 +51,9 @@ def _writer(prepared: Prepared, name: str) -> Callable[[Draft], None]:
         for split in SPLITS:
             pq.write_table(prepared.examples[split], draft.path / f"{split}.parquet")
             draft.rows[split] = len(prepared.examples[split])
+        if prepared.leaks is not None:
+            lines = (json.dumps(asdict(leak), ensure_ascii=False) + "\n" for leak in prepared.leaks)
+            (draft.path / "duplicates.jsonl").write_text("".join(lines), encoding="utf-8")
         draft.details |= prepared.notes
 
     return write_passages if name == "passages" else write_examples

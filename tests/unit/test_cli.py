@@ -261,7 +261,9 @@ def test_job_faults_are_one_line_too(tiny: Tiny, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith("armor-ray: ")
 
 
-def test_serve_config_is_named_only_for_its_own_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_serve_config_is_named_only_for_its_own_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     # `serve run CONFIG workspace=…` ignores the argument and would serve the demo.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve_configs").mkdir()

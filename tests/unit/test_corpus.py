@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from armor_ray.config import DataConfig
 from armor_ray.corpus.alignment import PassageLocator, merge_repeated, verbatim_spans
-from armor_ray.corpus.chunking import chunk_characters, cut_passages
+from armor_ray.corpus.chunking import Chunker, chunk_characters, cut_passages, keep_whole
 from armor_ray.corpus.prepare import prepare
 from armor_ray.corpus.records import Document, QAPair, Span, normalise_question
 from armor_ray.corpus.schemas import CANDIDATES, EXAMPLES, PASSAGES, UTILITIES, validate_table
@@ -29,6 +29,10 @@ def document(doc_id: str, text: str = "some text", source: str = "") -> Document
 
 def pair(name: str, *doc_ids: str, question: str | None = None, answers: tuple[str, ...] = ("a",), spans: tuple[Span, ...] = ()) -> QAPair:
     return QAPair(name, question or f"question {name}?", answers, doc_ids[0], spans, () if spans else doc_ids, "", f"qa.jsonl:{name}")
+
+
+def by_characters(size: int) -> Chunker:
+    return lambda text: chunk_characters(text, size)
 
 
 def write_jsonl(folder: Path, documents: list[dict], pairs: list[dict]) -> DataConfig:
@@ -60,7 +64,7 @@ def test_chunks_end_between_words_and_long_words_are_cut_at_the_size() -> None:
 @settings(deadline=None)
 @given(st.lists(TEXTS, max_size=5), st.integers(1, 50))
 def test_passages_lose_only_whitespace_and_ids_are_dense(texts: list[str], size: int) -> None:
-    passages = cut_passages([document(f"d{i}", text) for i, text in enumerate(texts)], size).to_pylist()
+    passages = cut_passages([document(f"d{i}", text) for i, text in enumerate(texts)], by_characters(size)).to_pylist()
     assert [row["passage_id"] for row in passages] == list(range(len(passages)))
     for number, text in enumerate(texts):
         mine = [row for row in passages if row["doc_id"] == f"d{number}"]
@@ -71,7 +75,7 @@ def test_passages_lose_only_whitespace_and_ids_are_dense(texts: list[str], size:
 
 
 def test_whole_documents_are_not_cut() -> None:
-    passages = cut_passages([document("d", "x" * 1000), document("e", "y")], None)
+    passages = cut_passages([document("d", "x" * 1000), document("e", "y")], keep_whole)
     assert passages["text"].to_pylist() == ["x" * 1000, "y"]
     assert passages["end"].to_pylist() == [1000, 1]
 
@@ -84,7 +88,7 @@ def test_whole_documents_are_not_cut() -> None:
 def test_a_passage_is_positive_exactly_when_it_overlaps(text: str, size: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
-    passages = cut_passages([document("other", "zz"), document("d", text)], size)
+    passages = cut_passages([document("other", "zz"), document("d", text)], by_characters(size))
     expected = [
         row["passage_id"]
         for row in passages.to_pylist()
@@ -94,13 +98,13 @@ def test_a_passage_is_positive_exactly_when_it_overlaps(text: str, size: int, da
 
 
 def test_touching_is_not_overlapping() -> None:
-    locator = PassageLocator(cut_passages([document("d", "aaaabbbbcccc")], 4))
+    locator = PassageLocator(cut_passages([document("d", "aaaabbbbcccc")], by_characters(4)))
     assert locator.overlapping(Span("d", 4, 8)) == [1]
     assert locator.overlapping(Span("d", 3, 9)) == [0, 1, 2]
 
 
 def test_a_named_document_makes_all_its_passages_positive() -> None:
-    locator = PassageLocator(cut_passages([document("a", "xx"), document("b", "y" * 10)], 4))
+    locator = PassageLocator(cut_passages([document("a", "xx"), document("b", "y" * 10)], by_characters(4)))
     assert locator.positives(pair("1", "b")) == [1, 2, 3]
     assert locator.positives(pair("1", "a")) == [0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,8 @@ from armor_ray.stages import promote, sweep, train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
+from armor_ray.stages.prepare import SPLITS, load_examples, load_passages
+from armor_ray.stages.prepare import run_all as run_prepare_stage
 from armor_ray.stages.trials import TrialSpec
 from armor_ray.workspace import Draft, Workspace
 
@@ -77,6 +80,9 @@ def test_nothing_is_stale_after_a_run_and_all_is_missing_before(case: Path) -> N
     [
         ("encoder.pooling=cls", {"embeddings": "stale: config encoder.pooling changed"}, {"passages", "examples"}),
         ("data.validation_fraction=0.3", {"passages": "stale: config data.validation_fraction changed"}, set()),
+        ("data.deduplicate=true", {"examples": "stale: config data.deduplicate changed"}, set()),
+        ("data.chunking.mode=sentences", {"passages": "stale: config data.chunking changed"}, set()),
+        ("data.chunking.mode=tokens", {"passages": "stale: config data.chunking, encoder changed"}, set()),
         ("candidates.pool_size=5", {"candidates": "stale: config pool_size changed"}, {"embeddings", "index"}),
         ("generator.max_length=64", {"utilities": "stale: config generator.window changed"}, {"embeddings", "index", "candidates"}),
         ("training.epochs=3", {"sweep": "stale: config training.epochs changed"}, {"embeddings", "candidates", "utilities"}),
@@ -106,6 +112,25 @@ def test_a_changed_key_is_named_and_reaches_only_what_depends_on_it(
 def test_what_changes_no_number_makes_nothing_stale(case: Path, override: str) -> None:
     finish(load_config(case))
     assert stale(case, override) == {}
+
+
+def test_settings_younger_than_the_first_workspaces_do_not_make_these_stale(case: Path) -> None:
+    config = load_config(case)
+    plan = PLANS["prepare"](Context(config, Workspace(config.workspace)))[0]
+    assert not {"chunking", "deduplicate", "duplicate_similarity"} & plan.config["data"].keys()
+
+
+def test_prepare_cuts_by_the_encoders_tokens_and_lists_duplicates(case: Path) -> None:
+    overrides = ["data.chunking={mode: tokens, tokens: 8, overlap: 2}", "data.deduplicate=true"]
+    config = load_config(case, overrides)
+    context = Context(config, Workspace(config.workspace))
+    run_prepare_stage(context, PLANS["prepare"](context))
+    first, second = load_passages(context.workspace, "doc_id", "start", "end").to_pylist()[:2]
+    assert first["doc_id"] == second["doc_id"]
+    assert first["start"] < second["start"] < first["end"] < second["end"]
+    listed = [json.loads(line) for line in (context.local("examples") / "duplicates.jsonl").read_text().splitlines()]
+    questions = {row["example_id"] for split in SPLITS for row in load_examples(context.workspace, split).to_pylist()}
+    assert not {entry["example_id"] for entry in listed if entry["action"] == "dropped"} & questions
 
 
 def test_where_data_and_models_lie_does_not_matter(case: Path, tmp_path: Path, tiny: Tiny) -> None:

@@ -1,23 +1,49 @@
-"""Readers of data sets: one module per format, each with `read(config) -> Corpus`."""
+"""Readers of data sets: one module per format, each with `read(config) -> Corpus` and `files(path)`, what a fingerprint covers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 
 from armor_ray.config import DataConfig
 from armor_ray.corpus.records import Corpus
-from armor_ray.corpus.sources import demo, jsonl, parquet, teleqna, telequad
-from armor_ray.corpus.sources.files import data_path, member
+from armor_ray.corpus.sources import (
+    beir,
+    demo,
+    documents,
+    hotpotqa,
+    jsonl,
+    newsqa,
+    parquet,
+    qasper,
+    scifact,
+    squad,
+    tele_data,
+    tele_eval,
+    teleqna,
+    telequad,
+    telequad_tables,
+)
+from armor_ray.corpus.sources.files import data_path
 from armor_ray.errors import ArmorError
 
-_READERS: dict[str, Callable[[DataConfig], Corpus]] = {
-    "demo": demo.read,
-    "jsonl": jsonl.read,
-    "parquet": parquet.read,
-    "telequad": telequad.read,
-    "teleqna": teleqna.read,
+_SOURCES: dict[str, ModuleType] = {
+    "beir": beir,
+    "demo": demo,
+    "documents": documents,
+    "hotpotqa": hotpotqa,
+    "jsonl": jsonl,
+    "newsqa": newsqa,
+    "parquet": parquet,
+    "qasper": qasper,
+    "scifact": scifact,
+    "squad": squad,
+    "tele_data": tele_data,
+    "tele_eval": tele_eval,
+    "teleqna": teleqna,
+    "telequad": telequad,
+    "telequad_tables": telequad_tables,
 }
 
 
@@ -29,7 +55,7 @@ def read_corpus(config: DataConfig) -> Corpus:
     """
     if config.password is not None and config.format != "teleqna":
         raise ArmorError(f"format '{config.format}' has no password", where="data.password", hint="remove it")
-    return _READERS[config.format](config)
+    return _SOURCES[config.format].read(config)
 
 
 def source_files(config: DataConfig) -> list[Path]:
@@ -40,8 +66,4 @@ def source_files(config: DataConfig) -> list[Path]:
     """
     if config.format == "demo":
         return [Path(str(resources.files("armor_ray.demo") / "data" / name)) for name in ("corpus.jsonl", "qa.jsonl")]
-    path = data_path(config)
-    published = {"telequad": telequad.PUBLISHED_NAME, "teleqna": teleqna.PUBLISHED_NAME}
-    if config.format in published:
-        return [member(path, published[config.format])]
-    return [member(path, f"{name}.{config.format}") for name in ("corpus", "qa")]
+    return _SOURCES[config.format].files(data_path(config))

@@ -46,11 +46,11 @@ class Fields:
         value = self._expect(self._record[name], str, f"field '{name}'", "a string") if self.has(name) else ""
         return self._encodable(value, name)
 
-    def texts(self, name: str) -> list[str]:
-        """A list of strings, none of them blank; empty when absent."""
+    def texts(self, name: str, blanks: bool = False) -> list[str]:
+        """A list of strings, empty when absent; blank ones only where `blanks` allows them."""
         values = self._expect(self._record[name], list, f"field '{name}'", "a list") if self.has(name) else []
         for value in values:
-            if not self._expect(value, str, f"an entry of '{name}'", "a string").strip():
+            if not self._expect(value, str, f"an entry of '{name}'", "a string").strip() and not blanks:
                 raise self.fault(f"an entry of '{name}' is empty", "fill or remove it")
         return [self._encodable(value, name) for value in values]
 
@@ -60,13 +60,61 @@ class Fields:
             raise self.fault(f"field '{name}' is bool, not an integer", "correct its type")
         return self._expect(value, int, f"field '{name}'", "an integer")
 
+    def identifier(self, name: str) -> str:
+        """A required id: a string that is not blank, or a whole number."""
+        value = self._required(name)
+        return str(self.integer(name)) if isinstance(value, int) else self.text(name).strip()
+
+    def first(self, *names: str) -> str:
+        """The first of these fields that the record has; the last one if it has none. Published files spell one field in several ways."""
+        return next((name for name in names if self.has(name)), names[-1])
+
+    def value(self, name: str) -> Any:
+        """A field of a type that varies in the published files, None when absent; the caller checks it."""
+        return self._record.get(name)
+
+    def names(self) -> list[str]:
+        """All field names, as in objects whose keys are ids."""
+        return [self._encodable(name, name) for name in self._record]
+
     def flag(self, name: str, default: bool) -> bool:
         return self._expect(self._record[name], bool, f"field '{name}'", "true or false") if self.has(name) else default
 
     def records(self, name: str) -> list[Fields]:
-        """A required list of objects, each knowing its own place."""
-        values = self._expect(self._required(name), list, f"field '{name}'", "a list")
+        """A required list of objects, each knowing its own place; also as Hugging Face stores it, one object of equally long lists."""
+        values = self._required(name)
+        if isinstance(values, dict):
+            values = self._transposed(values, name)
+        self._expect(values, list, f"field '{name}'", "a list")
         return [Fields(value, f"{self.where} {name}[{place}]") for place, value in enumerate(values)]
+
+    def integers(self, name: str) -> list[int]:
+        """A required list of integers."""
+        values = self._expect(self._required(name), list, f"field '{name}'", "a list")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self.fault(f"an entry of '{name}' is {type(value).__name__}, not an integer", "correct its type")
+        return values
+
+    def pairs(self, name: str, first: str, second: str) -> list[Fields]:
+        """A required list of two-element lists as records with these two names; or `records`, where they are named already."""
+        values = self._required(name)
+        if not isinstance(values, list) or not all(isinstance(value, list) for value in values):
+            return self.records(name)
+        if any(len(value) != 2 for value in values):
+            raise self.fault(f"an entry of '{name}' does not have two elements", f"write [{first}, {second}]")
+        return [Fields({first: one, second: two}, f"{self.where} {name}[{place}]") for place, (one, two) in enumerate(values)]
+
+    def record(self, name: str) -> Fields:
+        """A required object."""
+        return Fields(self._required(name), f"{self.where} {name}")
+
+    def _transposed(self, columns: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        for column in columns.values():
+            self._expect(column, list, f"field '{name}'", "a list")
+        if len(set(map(len, columns.values()))) > 1:
+            raise self.fault(f"the lists of field '{name}' differ in length", "give one entry a record in each")
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _required(self, name: str) -> Any:
         if not self.has(name):

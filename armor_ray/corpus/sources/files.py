@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from armor_ray.config import DataConfig
+from armor_ray.corpus.sources.hub import PREFIX, fetch_dataset
 from armor_ray.errors import ArmorError
 
 
 def data_path(config: DataConfig) -> Path:
-    """`data.path` as an existing file or folder."""
+    """`data.path` as an existing file or folder; a Hugging Face data set (`hf://`) is fetched first."""
     if config.path is None:
         raise ArmorError("not set", where="data.path", hint=f"format '{config.format}' reads a file or folder: give its path")
+    if config.path.startswith(PREFIX):
+        return fetch_dataset(config.path)
     path = Path(config.path).expanduser()
     if not path.exists():
         raise ArmorError("no such file or folder", where=str(path), hint="correct data.path")

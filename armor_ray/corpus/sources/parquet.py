@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from armor_ray.config import DataConfig
 from armor_ray.corpus.records import Corpus
 from armor_ray.corpus.sources.fields import Fields
 from armor_ray.corpus.sources.files import data_path, member
+from armor_ray.corpus.sources.row_files import parquet_columns, parquet_rows
 from armor_ray.corpus.sources.rows import DOCUMENT_FIELDS, QUESTION_FIELDS, corpus_from_rows
 from armor_ray.errors import ArmorError
+
+
+def files(path: Path) -> list[Path]:
+    """Both files of the folder."""
+    return [member(path, "corpus.parquet"), member(path, "qa.parquet")]
 
 
 def read(config: DataConfig) -> Corpus:
@@ -27,20 +30,8 @@ def read(config: DataConfig) -> Corpus:
 
 
 def _rows(path: Path, required: str, known: frozenset[str]) -> Iterator[Fields]:
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_columns(file.schema_arrow.names, str(path), required, known)
-            number = 0
-            for batch in file.iter_batches():
-                for record in batch.to_pylist():
-                    number += 1
-                    yield Fields(record, f"{path}:row {number}")
-    except UnicodeDecodeError:
-        # Batches are decoded as a whole, so the row itself is not known.
-        raise ArmorError(f"invalid UTF-8 at or after row {number + 1}", where=str(path), hint="write string columns as UTF-8") from None
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ArmorError(f"not a readable Parquet file ({reason})", where=str(path), hint="write the file again") from None
+    _check_columns(parquet_columns(path), str(path), required, known)
+    return parquet_rows(path)
 
 
 def _check_columns(names: list[str], where: str, required: str, known: frozenset[str]) -> None:

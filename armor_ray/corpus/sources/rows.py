@@ -7,11 +7,10 @@ positive_ids names whole documents. BEIR's `_id` and `metadata` are accepted; an
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 from armor_ray.corpus.alignment import verbatim_spans
-from armor_ray.corpus.records import Corpus, Document, QAPair, Span, normalise_question
+from armor_ray.corpus.records import Corpus, Document, QAPair, Span, question_id
 from armor_ray.corpus.sources.fields import Fields, UniqueIds
 
 DOCUMENT_FIELDS = frozenset({"id", "_id", "title", "text", "source", "doc_type", "domain", "metadata"})
@@ -30,7 +29,7 @@ def corpus_from_rows(document_rows: Iterable[Fields], question_rows: Iterable[Fi
         document = _document(row)
         ids.add(document.doc_id, row.where)
         documents[document.doc_id] = document
-    return Corpus(list(documents.values()), _pairs(question_rows, documents), whole_documents=False)
+    return Corpus(list(documents.values()), pairs_from_rows(question_rows, documents), whole_documents=False)
 
 
 def _document(row: Fields) -> Document:
@@ -45,7 +44,12 @@ def _document(row: Fields) -> Document:
     )
 
 
-def _pairs(rows: Iterable[Fields], documents: Mapping[str, Document]) -> list[QAPair]:
+def pairs_from_rows(rows: Iterable[Fields], documents: Mapping[str, Document]) -> list[QAPair]:
+    """Questions in the product's own format about documents that are read already, by id.
+
+    Raises:
+        ArmorError: the first faulty record, with its place.
+    """
     ids = UniqueIds()
     pairs = []
     for row in rows:
@@ -56,7 +60,7 @@ def _pairs(rows: Iterable[Fields], documents: Mapping[str, Document]) -> list[QA
             ids.add(example_id, row.where)
         else:
             # Not the line number: the same question keeps its id when lines move.
-            example_id = "q-" + hashlib.sha256(normalise_question(question).encode()).hexdigest()[:16]
+            example_id = question_id(question)
         pairs.append(_pair(row, example_id, question, documents))
     return pairs
 

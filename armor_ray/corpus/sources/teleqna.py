@@ -1,14 +1,19 @@
 """TeleQnA as retrieval: a question must find its explanation among all explanations.
 
-The published archive is encrypted against training-data contamination. It is decrypted in memory and never written.
+The published archive is encrypted against training-data contamination. It is decrypted in memory and never written. A copy that was
+decrypted already (`.txt` or `.json`) is read as it is:
+
+    object of questions by key, each {question str, "option 1".."option 5" str, answer "option N: text", explanation str, category str}
 """
 
 from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
 import zlib
+from pathlib import Path
 
 import pyzipper
 
@@ -19,6 +24,7 @@ from armor_ray.corpus.sources.files import data_path, decode_json, member, read_
 from armor_ray.errors import ArmorError
 
 PUBLISHED_NAME = "TeleQnA.zip"
+PLAIN_NAME = "TeleQnA.txt"
 PUBLISHED_PASSWORD = "teleqnadataset"
 
 _TAG = re.compile(r"\s*\[[^\[\]]*\]\s*$")
@@ -27,15 +33,20 @@ _LABEL = re.compile(r"(option \d+)\s*:\s*(\S.*)", re.DOTALL)
 _LOST_QUESTION = "Research Papers"
 
 
+def files(path: Path) -> list[Path]:
+    """The archive, a decrypted copy of it, or the folder that holds either."""
+    plain = path / PLAIN_NAME
+    return [plain if plain.is_file() and not (path / PUBLISHED_NAME).is_file() else member(path, PUBLISHED_NAME)]
+
+
 def read(config: DataConfig) -> Corpus:
-    """Reads the published archive, or the folder that holds it.
+    """Reads the published archive or its plain text.
 
     Each distinct explanation is one document and one passage. The question loses a trailing tag such as `[3GPP Release 17]`; its
     answer is the text of the correct option; the category is its domain.
     """
-    path = member(data_path(config), PUBLISHED_NAME)
-    name, raw = _decrypt(read_bytes(path), str(path), PUBLISHED_PASSWORD if config.password is None else config.password)
-    where = f"{path}/{name}"
+    (path,) = files(data_path(config))
+    raw, where = _plain(path, config.password)
     table = decode_json(raw, where)
     if not isinstance(table, dict):
         raise ArmorError("not an object of questions", where=where, hint="give the archive as published")
@@ -50,6 +61,17 @@ def read(config: DataConfig) -> Corpus:
     return Corpus(list(documents.values()), pairs, whole_documents=True, notes=notes)
 
 
+def _plain(path: Path, password: str | None) -> tuple[bytes, str]:
+    """The text and its name."""
+    raw = read_bytes(path)
+    if path.suffix in {".txt", ".json"}:
+        if password is not None:
+            raise ArmorError("a plain file has no password", where="data.password", hint="remove it")
+        return raw, str(path)
+    name, raw = _decrypt(raw, str(path), PUBLISHED_PASSWORD if password is None else password)
+    return raw, f"{path}/{name}"
+
+
 def _decrypt(archive: bytes, where: str, password: str) -> tuple[str, bytes]:
     try:
         with pyzipper.AESZipFile(io.BytesIO(archive)) as members:
@@ -59,7 +81,7 @@ def _decrypt(archive: bytes, where: str, password: str) -> tuple[str, bytes]:
             return names[0], members.read(names[0], pwd=password.encode())
     except RuntimeError:  # what pyzipper raises for a missing or wrong password
         raise ArmorError("wrong or missing password", where=where, hint="set data.password to the one in TeleQnA's README") from None
-    except (pyzipper.BadZipFile, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (pyzipper.BadZipFile, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, OSError, struct.error) as error:
         raise ArmorError(f"corrupt archive ({error})", where=where, hint="fetch it again") from None
 
 
