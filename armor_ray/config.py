@@ -12,20 +12,16 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from armor_ray.config_baselines import BaselinesConfig
 from armor_ray.config_keys import nearest_key
+from armor_ray.config_section import Section
 from armor_ray.errors import ArmorError
 
 Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug"]
 
 RECIPES: tuple[Recipe, ...] = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, assignments are checked."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
 
 
 class DataConfig(Section):
@@ -328,6 +324,7 @@ class Config(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     sweep: SweepConfig = Field(default_factory=SweepConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
     serving: ServingConfig = Field(default_factory=ServingConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from armor_ray.errors import ArmorError
@@ -24,3 +26,20 @@ def top_k(scores_QC: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         candidates = np.flatnonzero(scores_C >= least)
         columns[question] = candidates[np.argsort(-scores_C[candidates], kind="stable")[:k]]
     return np.take_along_axis(scores_QC, columns, 1), columns
+
+
+def top_k_in_blocks(
+    score_matrix: Callable[[Sequence[str]], np.ndarray], questions: Sequence[str], k: int, block: int = 64
+) -> tuple[np.ndarray, np.ndarray]:
+    """`top_k` of an exhaustive scorer, `block` questions at a time: the score matrix of a whole test set would not fit.
+
+    Returns:
+        Scores fp32 [Q, k] and rows int64 [Q, k].
+
+    Raises:
+        ArmorError: k is not between 1 and the number of passages.
+    """
+    found = [top_k(score_matrix(questions[start : start + block]), k) for start in range(0, len(questions), block)]
+    scores = [np.empty((0, k), np.float32), *(scores for scores, _ in found)]
+    rows = [np.empty((0, k), np.int64), *(rows for _, rows in found)]
+    return np.concatenate(scores), np.concatenate(rows)
