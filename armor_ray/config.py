@@ -100,10 +100,8 @@ class GeneratorConfig(Section):
 
     @field_validator("base_url")
     @classmethod
-    def _refuse_secret(cls, url: str | None) -> str | None:
-        if url is not None and "@" in urlsplit(url).netloc:
-            raise ValueError("must not hold a user or password: it is written down (put the key into OPENAI_API_KEY)")
-        return url
+    def _check_url(cls, url: str | None) -> str | None:
+        return _refuse_secret(url)
 
 
 class ObjectiveConfig(Section):
@@ -283,8 +281,30 @@ class EvaluationConfig(Section):
 
 
 class JudgeConfig(Section):
-    base_url: str | None = None
-    model: str | None = None
+    """The endpoint that judges data and answers, and what it may cost; without it, keyword and lexical judges stand in."""
+
+    base_url: str | None = Field(None, description="Any OpenAI-compatible endpoint; None is OpenAI's own.")
+    model: str | None = Field(None, description="Name of the judging model at the endpoint.")
+    key_variable: str = Field("OPENAI_API_KEY", pattern=r"^[A-Z][A-Z0-9_]*$", description="Environment variable that holds the key.")
+    concurrency: int = Field(16, ge=1, description="Requests under way at once.")
+    requests_per_minute: float | None = Field(None, gt=0, description="None: no limit of our own.")
+    tokens_per_minute: float | None = Field(None, gt=0, description="Prompt and reply tokens, estimated before sending.")
+    prompt_price: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
+    completion_price: float | None = Field(None, ge=0, description="Price of a million reply tokens.")
+    budget: float | None = Field(None, gt=0, description="Most that may be spent over the cache's life, in the currency of the prices.")
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return _refuse_secret(url)
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> JudgeConfig:
+        if self.budget is not None and (self.prompt_price is None or self.completion_price is None):
+            raise ValueError("budget needs prompt_price and completion_price")
+        return self
 
 
 class ServingConfig(Section):
@@ -373,6 +393,12 @@ def _require_distinct(values: list[Any]) -> list[Any]:
     if repeated:
         raise ValueError(f"{repeated[0]!r} occurs twice")
     return values
+
+
+def _refuse_secret(url: str | None) -> str | None:
+    if url is not None and "@" in urlsplit(url).netloc:
+        raise ValueError("must not hold a user or password: it is written down (put the key into OPENAI_API_KEY)")
+    return url
 
 
 def load_config(path: str | Path | None, overrides: list[str] | None = None) -> Config:
