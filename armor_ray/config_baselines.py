@@ -2,7 +2,6 @@
 
 A first stage is a row of its own. A reranker is a row over each first stage in its `over`, named `<first stage>><reranker>`:
 `bm25>cross-encoder`. Beside the first stages listed here, `bm25`, `base` and every trained recipe (its first seed) have names.
-Endpoints take their key from OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class RerankerConfigBase(NamedConfig):
 
 
 class EndpointConfig(Section):
-    """A chat model behind an OpenAI-compatible API."""
+    """A chat model behind an OpenAI-compatible API; key, rates, prices and budget are the `judge` section's."""
 
     model: str
     base_url: str | None = Field(None, description="None: OpenAI's own.")
@@ -112,6 +111,12 @@ class EndpointConfig(Section):
         return url
 
 
+class ChatRerankerConfig(RerankerConfigBase):
+    """A reranker that asks a chat model."""
+
+    endpoint: EndpointConfig | None = Field(None, description="None: the `judge` section's.")
+
+
 class CrossEncoderRerankerConfig(RerankerConfigBase):
     """A sequence classifier over (question, passage), such as BAAI/bge-reranker-v2-m3."""
 
@@ -120,11 +125,10 @@ class CrossEncoderRerankerConfig(RerankerConfigBase):
     max_length: int = Field(512, ge=16)
 
 
-class ListwiseRerankerConfig(RerankerConfigBase):
+class ListwiseRerankerConfig(ChatRerankerConfig):
     """RankGPT: a chat model orders a window that slides from the end of the list to its front."""
 
     kind: Literal["listwise"]
-    endpoint: EndpointConfig
     window: int = Field(20, ge=2)
     step: int = Field(10, ge=1)
     passage_words: int = Field(300, ge=10, description="Words of a passage in the prompt.")
@@ -136,11 +140,10 @@ class ListwiseRerankerConfig(RerankerConfigBase):
         return self
 
 
-class PointwiseRerankerConfig(RerankerConfigBase):
+class PointwiseRerankerConfig(ChatRerankerConfig):
     """A chat model judges how useful each passage alone is for answering (UtilityQwen and kin)."""
 
     kind: Literal["pointwise"]
-    endpoint: EndpointConfig
     scale: Literal["yes-no", "graded"] = Field("graded", description="graded: an integer from 0 to 5.")
 
 
@@ -148,18 +151,17 @@ class SePerRerankerConfig(RerankerConfigBase):
     """Semantic perplexity reduction. Reads the reference answers: an upper bound, not a deployable reranker."""
 
     kind: Literal["seper"]
-    endpoint: EndpointConfig
+    endpoint: EndpointConfig = Field(description="Must give several answers a request, with log-probabilities; its key is OPENAI_API_KEY.")
     entailment_model: str = "microsoft/deberta-large-mnli"
     samples: int = Field(10, ge=1, description="Answers sampled at temperature 1 for each passage.")
     max_new_tokens: int = Field(64, ge=1)
 
 
-class GainRerankerConfig(RerankerConfigBase):
+class GainRerankerConfig(ChatRerankerConfig):
     """GainRAG: a selector trained on gains, beside a passage that the chat model writes from memory."""
 
     kind: Literal["gain"]
     model: str = Field(description="The selector, a cross-encoder (a folder or a Hugging Face id).")
-    endpoint: EndpointConfig
     max_length: int = Field(512, ge=16)
 
 

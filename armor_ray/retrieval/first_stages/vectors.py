@@ -34,4 +34,5 @@ class VectorSearch:
         return self._vectors(questions) @ np.asarray(self._passages_CD, np.float32).T
 
     def _vectors(self, questions: Sequence[str]) -> np.ndarray:
-        return np.asarray(self._encode(questions), np.float32).reshape(len(questions), -1)
+        # Libraries differ in the shape of nothing.
+        return np.asarray(self._encode(questions), np.float32).reshape(len(questions), self._passages_CD.shape[1])

@@ -40,8 +40,8 @@ class Reranked:
         with ThreadPoolExecutor(self._workers) as pool:
             parts = list(pool.map(self._rerank, questions, scores, rows))
         return (
-            np.array([new for new, _ in parts], np.float32).reshape(len(questions), -1)[:, :k],
-            np.array([order for _, order in parts], np.int64).reshape(len(questions), -1)[:, :k],
+            np.array([new for new, _ in parts], np.float32).reshape(scores.shape)[:, :k],
+            np.array([order for _, order in parts], np.int64).reshape(scores.shape)[:, :k],
         )
 
     def _rerank(self, question: str, scores_K: np.ndarray, rows_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from armor_ray.config_baselines import CrossEncoderRerankerConfig
 from armor_ray.models.cross_encoder import CrossEncoder
+from armor_ray.models.hardware import choose_device
 from armor_ray.retrieval.rerankers.tools import Tools
 
 
@@ -36,4 +37,13 @@ def build(config: CrossEncoderRerankerConfig, tools: Tools) -> CrossEncoderReran
     Raises:
         ArmorError: no such model.
     """
-    return CrossEncoderReranker(CrossEncoder.load(config.model, config.max_length))
+    return CrossEncoderReranker(open_cross_encoder(config.model, config.max_length))
+
+
+def open_cross_encoder(model: str, max_length: int) -> CrossEncoder:
+    """The model on the best device here.
+
+    Raises:
+        ArmorError: no such model.
+    """
+    return CrossEncoder.load(model, max_length).to(choose_device())

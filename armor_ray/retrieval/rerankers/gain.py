@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from armor_ray.config_baselines import GainRerankerConfig
-from armor_ray.models.cross_encoder import CrossEncoder
 from armor_ray.retrieval.protocols import Chat
-from armor_ray.retrieval.rerankers.cross_encoder import PairScorer
+from armor_ray.retrieval.rerankers.cross_encoder import PairScorer, open_cross_encoder
 from armor_ray.retrieval.rerankers.tools import Tools
 
+_REPLY_TOKENS = 256
 _REQUEST = "Write the background that is needed to answer the question, in at most 100 words. Write nothing else.\n\nQuestion: {question}"
 
 
@@ -38,4 +38,4 @@ def build(config: GainRerankerConfig, tools: Tools) -> GainReranker:
     Raises:
         ArmorError: no such model.
     """
-    return GainReranker(CrossEncoder.load(config.model, config.max_length), tools.chat(config.endpoint))
+    return GainReranker(open_cross_encoder(config.model, config.max_length), tools.chat(config.endpoint, _REPLY_TOKENS))

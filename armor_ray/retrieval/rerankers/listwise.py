@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from armor_ray.config_baselines import ListwiseRerankerConfig
 from armor_ray.retrieval.protocols import Chat, Message
-from armor_ray.retrieval.rerankers.tools import Tools
+from armor_ray.retrieval.rerankers.tools import Faults, Tools
 
 UNREADABLE, INCOMPLETE, INVALID = "unreadable order", "incomplete order", "invalid or repeated number in an order"
 
@@ -20,6 +19,7 @@ _INTRODUCTION = "Here are {count} passages, each with its number in brackets.\n\
 _REQUEST = (
     "List the numbers of all {count} passages, the most helpful first, in the form [2] > [1] > [3]. Write the numbers only, no explanation."
 )
+_REPLY_TOKENS_A_PASSAGE = 8  # "[12] > " and some talk around it
 _BRACKETED = re.compile(r"\[\s*(\d+)\s*\]")
 _NUMBER = re.compile(r"\d+")
 
@@ -37,7 +37,7 @@ class ListwiseReranker:
             twice or out of range (ignored).
     """
 
-    def __init__(self, chat: Chat, window: int, step: int, passage_words: int, faults: Counter[str]) -> None:
+    def __init__(self, chat: Chat, window: int, step: int, passage_words: int, faults: Faults) -> None:
         self._chat, self._window, self._step = chat, window, step
         self._passage_words = passage_words
         self._faults = faults
@@ -49,7 +49,8 @@ class ListwiseReranker:
             shown = order[start:end]
             reply = self._chat(self._messages(question, [passages[i] for i in shown]))
             permutation = parse_permutation(reply, len(shown))
-            self._faults.update(permutation.faults)
+            for fault, times in permutation.faults.items():
+                self._faults.add(fault, times)
             order[start:end] = [shown[i] for i in permutation.order]
         new = np.empty(len(passages), np.float32)
         new[order] = 1 / np.arange(1, len(passages) + 1)
@@ -64,7 +65,8 @@ class ListwiseReranker:
 
 def build(config: ListwiseRerankerConfig, tools: Tools) -> ListwiseReranker:
     """Opens the endpoint."""
-    return ListwiseReranker(tools.chat(config.endpoint), config.window, config.step, config.passage_words, tools.faults)
+    chat = tools.chat(config.endpoint, _REPLY_TOKENS_A_PASSAGE * config.window)
+    return ListwiseReranker(chat, config.window, config.step, config.passage_words, tools.faults)
 
 
 def windows(count: int, window: int, step: int) -> Iterator[tuple[int, int]]:
@@ -85,7 +87,7 @@ class Permutation:
     """An order of 0..n-1, and what was wrong with the reply it was read from."""
 
     order: list[int]
-    faults: Counter[str]
+    faults: dict[str, int]
 
 
 def parse_permutation(reply: str, count: int) -> Permutation:
@@ -96,7 +98,7 @@ def parse_permutation(reply: str, count: int) -> Permutation:
     """
     found = [int(number) - 1 for number in _BRACKETED.findall(reply) or _NUMBER.findall(reply)]
     named = list(dict.fromkeys(i for i in found if 0 <= i < count))
-    faults: Counter[str] = Counter()
+    faults: dict[str, int] = {}
     if not named:
         faults[UNREADABLE] = 1
     elif len(named) < count:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,12 +10,13 @@ import numpy as np
 
 from armor_ray.config_baselines import PointwiseRerankerConfig
 from armor_ray.retrieval.protocols import Chat, Message
-from armor_ray.retrieval.rerankers.tools import Tools
+from armor_ray.retrieval.rerankers.tools import Faults, Tools
 
 UNREADABLE = "unreadable judgement"
 Scale = Literal["yes-no", "graded"]
 
 _TOP_GRADE = 5
+_REPLY_TOKENS = 32
 _QUESTION = "Passage:\n{passage}\n\nQuestion:\n{question}\n\n"
 _REQUESTS: dict[Scale, str] = {
     "yes-no": "Is the passage useful for answering the question? A passage on the topic that does not help to answer is not useful. "
@@ -35,7 +35,7 @@ class PointwiseReranker:
         faults: counts replies without a judgement, which score 0.
     """
 
-    def __init__(self, chat: Chat, scale: Scale, faults: Counter[str]) -> None:
+    def __init__(self, chat: Chat, scale: Scale, faults: Faults) -> None:
         self._chat, self._scale, self._faults = chat, scale, faults
 
     def rerank(self, question: str, passages: Sequence[str], scores: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ class PointwiseReranker:
     def _judge(self, question: str, passage: str) -> float:
         utility = parse_utility(self._chat(self._messages(question, passage)), self._scale)
         if utility is None:
-            self._faults[UNREADABLE] += 1
+            self._faults.add(UNREADABLE)
             return 0.0
         return utility
 
@@ -55,7 +55,7 @@ class PointwiseReranker:
 
 def build(config: PointwiseRerankerConfig, tools: Tools) -> PointwiseReranker:
     """Opens the endpoint."""
-    return PointwiseReranker(tools.chat(config.endpoint), config.scale, tools.faults)
+    return PointwiseReranker(tools.chat(config.endpoint, _REPLY_TOKENS), config.scale, tools.faults)
 
 
 def parse_utility(reply: str, scale: Scale) -> float | None:
