@@ -17,8 +17,8 @@ from armor_ray.retrieval.rerankers.cross_encoder import CrossEncoderReranker
 from armor_ray.retrieval.rerankers.gain import GainReranker
 from armor_ray.retrieval.rerankers.listwise import INCOMPLETE, INVALID, UNREADABLE, ListwiseReranker, parse_permutation, windows
 from armor_ray.retrieval.rerankers.pointwise import PointwiseReranker, parse_utility
-from armor_ray.retrieval.rerankers.tools import Faults
 from armor_ray.retrieval.rerankers.seper import SePerReranker, semantic_belief
+from armor_ray.retrieval.rerankers.tools import Faults
 
 FIRST_SCORES = np.zeros(0, np.float32)
 
