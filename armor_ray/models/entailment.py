@@ -32,7 +32,7 @@ class EntailmentModel:
         with loading(model_id):
             tokenizer = AutoTokenizer.from_pretrained(source)
             model = AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32)
-        labels = {name.lower(): label for name, label in model.config.label2id.items()}
+        labels = {name.lower(): label for label, name in model.config.id2label.items()}
         if "entailment" not in labels:
             raise ArmorError(f"no label 'entailment' among {', '.join(labels)}", where=model_id, hint="name an NLI model")
         return cls(model.to(choose_device()).eval(), tokenizer, labels["entailment"])
