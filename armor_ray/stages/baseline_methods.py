@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from armor_ray.config import Config
-from armor_ray.config_baselines import FusionStageConfig, RerankerConfigBase
+from armor_ray.config_baselines import FusionStageConfig, NamedConfig, RerankerConfigBase
 from armor_ray.errors import ArmorError
 from armor_ray.evaluation.labels import BASE, BM25, RERANKED
 from armor_ray.models.hub import identify_model
@@ -69,17 +69,18 @@ def _unknown(name: str, where: str, known: set[str]) -> ArmorError:
 
 
 def baselines_identity(config: Config) -> dict[str, Any]:
-    """The part of the config that decides the rows, with local and published models by content; empty without baselines.
+    """The part of the config that decides the rows, its models by content and not by place; empty without baselines.
 
     Raises:
         ArmorError: a model that is not there.
     """
-    items = [*config.baselines.first_stages, *config.baselines.rerankers]
-    if not items:
+    found = {name: [_identity(item) for item in getattr(config.baselines, name)] for name in ("first_stages", "rerankers")}
+    if not any(found.values()):
         return {}
-    models = {(getattr(item, name), getattr(item, "revision", None)) for item in items for name in _MODEL_KEYS if hasattr(item, name)}
-    return {
-        "baselines": config.baselines.model_dump(),
-        "baseline_models": {model: identify_model(model, revision) for model, revision in sorted(models, key=str)},
-        "judge": config.judge.model_dump(include={"model", "base_url"}),
-    }
+    return {"baselines": found, "judge": config.judge.model_dump(include={"model", "base_url"})}
+
+
+def _identity(item: NamedConfig) -> dict[str, Any]:
+    values = item.model_dump(exclude={"revision"})
+    models = {key: identify_model(values[key], getattr(item, "revision", None)) for key in _MODEL_KEYS if key in values}
+    return {**values, **models}
