@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -29,11 +30,11 @@ from armor_ray.retrieval.first_stages import build_first_stage
 from armor_ray.retrieval.first_stages.vectors import VectorSearch
 from armor_ray.retrieval.fusion import ConvexFusion, ReciprocalRankFusion
 from armor_ray.retrieval.lexical import Bm25
-from armor_ray.retrieval.protocols import Chat, FirstStage, Message
+from armor_ray.retrieval.protocols import Chat, ExhaustiveStage, FirstStage, Message
 from armor_ray.retrieval.rerankers import build_reranker
 from armor_ray.retrieval.rerankers.composition import Reranked
 from armor_ray.retrieval.rerankers.tools import Faults, Sampler, Tools
-from armor_ray.stages.baseline_methods import reranked_rows
+from armor_ray.stages.baseline_methods import RerankedRow, reranked_rows
 from armor_ray.stages.cluster import plan_actors, user_errors
 from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.methods import adapted_methods
@@ -59,41 +60,54 @@ class BaselineRow:
     faults: dict[str, int] = field(default_factory=dict)
 
 
-def rank_baselines(config: Config, workspace: Workspace, depth: int) -> list[BaselineRow]:
-    """Every baseline on the test split, in one Ray task, so that each corpus is encoded once; nothing without baselines.
+def rank_baselines(config: Config, workspace: Workspace, depth: int, say: Callable[[str], None]) -> Iterator[BaselineRow]:
+    """Every baseline on the test split, one after the other in one Ray actor, so that each corpus is encoded once.
 
     Args:
         depth: passages of a ranking.
+        say: told which row is being ranked; some take hours.
     """
-    if not config.baselines.first_stages and not config.baselines.rerankers:
-        return []
-    rank = ray.remote(_rank_all).options(**plan_actors(config.resources, 1, 1).options)
-    with user_errors():
-        return ray.get(rank.remote(config, workspace.uri, depth))
+    wanted: list[str | RerankedRow] = [*(stage.label for stage in config.baselines.first_stages), *reranked_rows(config)]
+    if not wanted:
+        return
+    actor: Any = ray.remote(Baselines).options(**plan_actors(config.resources, 1, 1).options).remote(config, workspace.uri, depth)
+    for number, row in enumerate(wanted, 1):
+        say(f"evaluate: ranking with {row if isinstance(row, str) else row.method} (baseline {number} of {len(wanted)})")
+        with user_errors():
+            yield ray.get(actor.rank.remote(row))
 
 
-def _rank_all(config: Config, workspace_uri: str, depth: int) -> list[BaselineRow]:
-    workspace = Workspace(workspace_uri)
-    test = load_split(workspace, "test")
-    stages = Stages(config, workspace)
-    rows = []
-    for stage in config.baselines.first_stages:
-        found = stages.get(stage.label)
-        weight = found.weight if isinstance(found, ConvexFusion) else None
-        rows.append(BaselineRow(stage.label, _search(found, test, depth), weight))
-    for row in reranked_rows(config):
+class Baselines:
+    """Ranks the test split by first stages and by rerankers over them."""
+
+    def __init__(self, config: Config, workspace_uri: str, depth: int) -> None:
+        self._config, self._workspace, self._depth = config, Workspace(workspace_uri), depth
+        self._test = load_split(self._workspace, "test")
+        self._stages = Stages(config, self._workspace)
+
+    def rank(self, row: str | RerankedRow) -> BaselineRow:
+        """A first stage by its name, or a reranked row."""
+        if isinstance(row, RerankedRow):
+            return self._rerank(row)
+        stage = self._stages.get(row)
+        return BaselineRow(row, self._search(stage), stage.weight if isinstance(stage, ConvexFusion) else None)
+
+    def _rerank(self, row: RerankedRow) -> BaselineRow:
+        texts = self._stages.texts
         with ExitStack() as opened:
-            tools = _tools(config, workspace, test, opened)
+            tools = _tools(self._config, self._workspace, self._test, opened)
             reranker = build_reranker(row.reranker, tools)
-            workers = config.judge.concurrency if isinstance(row.reranker, ChatRerankerConfig | SePerRerankerConfig) else 1
-            reranked = Reranked(stages.get(row.over), reranker, stages.texts.__getitem__, len(stages.texts), row.reranker.depth, workers)
-            rows.append(BaselineRow(row.method, _search(reranked, test, depth), faults=tools.faults.counts()))
-    return rows
+            stage = Reranked(self._stages.get(row.over), reranker, texts.__getitem__, len(texts), row.reranker.depth, self._workers(row))
+            return BaselineRow(row.method, self._search(stage), faults=tools.faults.counts())
 
+    def _workers(self, row: RerankedRow) -> int:
+        """Questions at once: as many as the endpoint may be asked at once, one where the work is done here."""
+        asks = isinstance(row.reranker, ChatRerankerConfig | SePerRerankerConfig)
+        return self._config.judge.concurrency if asks else 1
 
-def _search(stage: FirstStage, split: SplitQuestions, depth: int) -> Ranking:
-    scores, rows = stage.search(split.questions, depth)
-    return Ranking(rows, scores)
+    def _search(self, stage: FirstStage) -> Ranking:
+        scores, rows = stage.search(self._test.questions, self._depth)
+        return Ranking(rows, scores)
 
 
 # -- first stages --------------------------------------------------------------------------------------------------------------
@@ -104,11 +118,11 @@ class Stages:
 
     def __init__(self, config: Config, workspace: Workspace) -> None:
         self._config, self._workspace = config, workspace
-        self._built: dict[str, Any] = {}
+        self._built: dict[str, FirstStage] = {}
         self.texts: list[str] = load_passages(workspace, "text").column("text").to_pylist()
 
-    def get(self, name: str) -> Any:
-        """The stage of a name that `check_names` knows."""
+    def get(self, name: str) -> FirstStage:
+        """The stage of a name that passed `check_names`."""
         if name not in self._built:
             self._built[name] = self._build(name)
         return self._built[name]
@@ -130,9 +144,9 @@ class Stages:
         return VectorSearch(lambda questions: encoder.encode(questions, "query"), open_embeddings(self._workspace.local("embeddings")))
 
     def _fusion(self, stage: FusionStageConfig) -> FirstStage:
-        first, second = (self.get(name) for name in stage.of)
         if stage.method == "reciprocal-rank":
-            return ReciprocalRankFusion([first, second], min(_FUSED_DEPTH, len(self.texts)))
+            return ReciprocalRankFusion([self.get(name) for name in stage.of], min(_FUSED_DEPTH, len(self.texts)))
+        first, second = (cast(ExhaustiveStage, self.get(name)) for name in stage.of)  # `check_names` refuses others
         validation = load_split(self._workspace, "validation")
         grid, k = self._config.evaluation.fusion_grid, int(self._config.training.metric.removeprefix("R@"))
         return ConvexFusion.tuned(first, second, validation.questions, validation.gold, grid, k)

@@ -103,7 +103,7 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
         if row.is_main:
             seeds = [vectors[artifact] for artifact in row.artifacts]
             yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, rankers, base_fusion)
-    for found in rank_baselines(config, workspace, rankers.depth):
+    for found in rank_baselines(config, workspace, rankers.depth, context.say):
         yield Method(found.method, [found.ranking], BASE, found.weight, found.faults)
 
 
