@@ -307,12 +307,6 @@ class JudgeConfig(Section):
         return self
 
 
-class ServingConfig(Section):
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    retriever: str | None = Field(None, description="Name under retrievers/; None serves the promoted one.")
-
-
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
 Amount = Annotated[float, Field(ge=0)] | Literal["auto"]
 
@@ -346,7 +340,6 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
-    serving: ServingConfig = Field(default_factory=ServingConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
     @model_validator(mode="before")
