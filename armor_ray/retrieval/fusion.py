@@ -8,7 +8,7 @@ import numpy as np
 
 from armor_ray.errors import ArmorError
 from armor_ray.retrieval.protocols import ExhaustiveStage, FirstStage
-from armor_ray.retrieval.ranking import top_k_in_blocks
+from armor_ray.retrieval.ranking import question_blocks, top_k_in_blocks
 
 
 class ConvexFusion:
@@ -29,7 +29,8 @@ class ConvexFusion:
         k: int,
     ) -> ConvexFusion:
         """With the weight of the highest recall@k; arguments as of `best_weight`, `questions` from validation."""
-        weight, _ = best_weight(first.score_matrix(questions), second.score_matrix(questions), gold, grid, k)
+        scores = ((first.score_matrix(block), second.score_matrix(block)) for block in question_blocks(questions))
+        weight, _ = best_weight(scores, gold, grid, k)
         return cls(first, second, weight)
 
     def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
