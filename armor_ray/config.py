@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from armor_ray.config_baselines import BaselinesConfig
 from armor_ray.config_keys import nearest_key
+from armor_ray.config_section import Section
 from armor_ray.errors import ArmorError
 
 Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug"]
@@ -39,12 +41,6 @@ DataFormat = Literal[
     "telequad",
     "telequad_tables",
 ]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, assignments are checked."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
 
 
 class ChunkingConfig(Section):
@@ -400,6 +396,7 @@ class Config(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     sweep: SweepConfig = Field(default_factory=SweepConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 

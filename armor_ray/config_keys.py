@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -23,11 +23,25 @@ def nearest_key(location: tuple[Any, ...], root: type[BaseModel]) -> str:
 
 
 def _model_at(section: list[str], root: type[BaseModel]) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = root
+    models = [root]
     for part in section:
-        field = model.model_fields.get(part) if model is not None else None
-        model = _model_of(field.annotation) if field is not None else None
-    return model
+        if part.isdigit():
+            continue
+        # A part is a field, or, below a list of several kinds, the kind.
+        of_kind = [model for model in models if "kind" in model.model_fields and part in get_args(model.model_fields["kind"].annotation)]
+        models = of_kind or [found for model in models if part in model.model_fields for found in _models_in(model.model_fields[part])]
+    return models[0] if models else None
+
+
+def _models_in(field: Any) -> list[type[BaseModel]]:
+    """All models that an annotation names, inside lists and unions too."""
+    options, found = [field.annotation], []
+    while options:
+        option = options.pop(0)
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            found.append(option)
+        options += get_args(option)
+    return found
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:

@@ -59,10 +59,12 @@ def _check_sizes(config: Config, workspace: Workspace) -> None:
 def resolved_config(config: Config) -> str:
     """What was set, as YAML that holds from any folder: paths are absolute, the password is left out."""
     raw = config.model_dump(exclude_unset=True, mode="json")
-    for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model")):
-        value = raw.get(section, {}).get(key)
+    places = [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
+    places += [(item, "model") for items in raw.get("baselines", {}).values() for item in items]
+    for values, key in places:
+        value = values.get(key)
         if value is not None and Path(value).expanduser().exists():
-            raw[section][key] = str(Path(value).expanduser().absolute())
+            values[key] = str(Path(value).expanduser().absolute())
     return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from armor_ray.config import RECIPES
+
 INTERPOLATED = "/interpolated"
 BASE, BM25 = "base", "bm25"
 CLOSED_BOOK, BASE_RAG = "base_gen", "base_rag"  # rows of generated answers
 FUSION_PREFIX = f"{BM25}+"
+RERANKED = ">"  # between a first stage and the reranker over it
 ANSWER_METRICS = ("F1", "EM", "ROUGE-L")
 
 _METHODS = {
@@ -35,7 +38,10 @@ _OTHER = ("#222222", "o")
 
 
 def method_label(method: str) -> str:
-    """`bm25+armor/swept/interpolated` → `BM25 + ARMOR, swept, interpolated`; an unknown name stays as it is."""
+    """`bm25+armor/swept/interpolated` → `BM25 + ARMOR, swept, interpolated`, `bm25>x` → `BM25 → x`; an unknown name stays as it is."""
+    if RERANKED in method:
+        first, _, reranker = method.rpartition(RERANKED)
+        return f"{method_label(first)} → {reranker}"
     if method.startswith(FUSION_PREFIX):
         return f"{_METHODS[BM25]} + {method_label(method.removeprefix(FUSION_PREFIX))}"
     name, *variants = method.split("/")
@@ -59,5 +65,5 @@ def is_fused(method: str) -> bool:
 
 
 def is_adapted(method: str) -> bool:
-    """Whether the method is an adapted encoder on its own."""
-    return not is_fused(method) and method not in (BASE, BM25, CLOSED_BOOK, BASE_RAG)
+    """Whether the method is an adapted encoder on its own: a recipe, whatever its variant."""
+    return method.partition("/")[0] in RECIPES

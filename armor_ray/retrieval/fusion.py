@@ -7,6 +7,56 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from armor_ray.errors import ArmorError
+from armor_ray.retrieval.protocols import ExhaustiveStage, FirstStage
+from armor_ray.retrieval.ranking import question_blocks, top_k_in_blocks
+
+
+class ConvexFusion:
+    """`weight · first + (1 - weight) · second` of two exhaustive first stages, each min-max normalised per question (`convex`)."""
+
+    def __init__(self, first: ExhaustiveStage, second: ExhaustiveStage, weight: float) -> None:
+        self._first, self._second = first, second
+        self.weight = weight
+
+    @classmethod
+    def tuned(
+        cls,
+        first: ExhaustiveStage,
+        second: ExhaustiveStage,
+        questions: Sequence[str],
+        gold: Sequence[np.ndarray],
+        grid: Sequence[float],
+        k: int,
+    ) -> ConvexFusion:
+        """With the weight of the highest recall@k; arguments as of `best_weight`, `questions` from validation."""
+        scores = ((first.score_matrix(block), second.score_matrix(block)) for block in question_blocks(questions))
+        weight, _ = best_weight(scores, gold, grid, k)
+        return cls(first, second, weight)
+
+    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `FirstStage.search`."""
+        return top_k_in_blocks(self.score_matrix, questions, k)
+
+    def score_matrix(self, questions: Sequence[str]) -> np.ndarray:
+        """Scores fp32 [Q, C] in [0, 1]."""
+        return convex(self._first.score_matrix(questions), self._second.score_matrix(questions), self.weight)
+
+
+class ReciprocalRankFusion:
+    """Reciprocal rank fusion of any first stages; needs no tuning and no scores.
+
+    Args:
+        depth: passages of each stage that take part (k where that is more); at most the passages of the corpus.
+    """
+
+    def __init__(self, stages: Sequence[FirstStage], depth: int) -> None:
+        self._stages, self._depth = stages, depth
+
+    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `FirstStage.search`."""
+        rankings = [stage.search(questions, max(k, self._depth))[1] for stage in self._stages]
+        scores, rows = reciprocal_rank(rankings)
+        return scores[:, :k], rows[:, :k]
 
 
 def convex(dense_QC: np.ndarray, lexical_QC: np.ndarray, weight: float) -> np.ndarray:

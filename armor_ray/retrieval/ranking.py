@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 
 from armor_ray.errors import ArmorError
+
+_QUESTIONS_A_BLOCK = 64
 
 
 def top_k(scores_QC: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,3 +28,21 @@ def top_k(scores_QC: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         candidates = np.flatnonzero(scores_C >= least)
         columns[question] = candidates[np.argsort(-scores_C[candidates], kind="stable")[:k]]
     return np.take_along_axis(scores_QC, columns, 1), columns
+
+
+def question_blocks(questions: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The questions, a block at a time: a score matrix [Q, C] of a whole test set would not fit."""
+    for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
+        yield questions[start : start + _QUESTIONS_A_BLOCK]
+
+
+def top_k_in_blocks(score_matrix: Callable[[Sequence[str]], np.ndarray], questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """`top_k` of an exhaustive scorer, block by block: scores fp32 [Q, k] and rows int64 [Q, k].
+
+    Raises:
+        ArmorError: k is not between 1 and the number of passages.
+    """
+    found = [top_k(score_matrix(block), k) for block in question_blocks(questions)]
+    scores = [np.empty((0, k), np.float32), *(scores for scores, _ in found)]
+    rows = [np.empty((0, k), np.int64), *(rows for _, rows in found)]
+    return np.concatenate(scores), np.concatenate(rows)

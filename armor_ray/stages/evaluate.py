@@ -15,12 +15,13 @@ from armor_ray.config import Config
 from armor_ray.evaluation.answers import answer_metrics
 from armor_ray.evaluation.examples import Examples, choose_examples
 from armor_ray.evaluation.figures import Trial
-from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25
+from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25, RERANKED
 from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
 from armor_ray.evaluation.report import ReportData, write_report
 from armor_ray.evaluation.summary import Row, metric_rows, write_summary
 from armor_ray.evaluation.trec import write_qrels, write_run
 from armor_ray.stages.answer import load_answers
+from armor_ray.stages.baselines import rank_baselines
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.methods import Adapted, adapted_methods, answered_methods, is_swept
@@ -39,6 +40,7 @@ class Method:
     rankings: list[Ranking]
     reference: str | None
     fusion_weight: float | None = None
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,13 +61,16 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     rankers = Rankers(context.workspace, max(context.config.evaluation.ks))
     evaluated = _evaluate(context, split, rankers)
     rows = _retrieval_rows(context.config, evaluated) + _answer_rows(context, split)
+    faults = {method.name: method.faults for method in evaluated.methods if method.faults}
+    for name, counts in faults.items():
+        context.say(f"{STAGE}: {name} could not use {', '.join(f'{count} × {fault}' for fault, count in counts.items())}")
 
     def write(draft: Draft) -> None:
         summary = write_summary(draft.path / "summary.json", rows)
         _write_results(draft.path, evaluated, split)
         write_report(draft.path, _report_data(context, evaluated, rows, split, rankers))
         draft.rows |= {"rows": len(rows), "questions": len(split.questions)}
-        draft.details["summary"] = summary.name
+        draft.details |= {"summary": summary.name, **({"faults": faults} if faults else {})}
 
     context.publish(plan, write)
 
@@ -98,6 +103,8 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
         if row.is_main:
             seeds = [vectors[artifact] for artifact in row.artifacts]
             yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, rankers, base_fusion)
+    for found in rank_baselines(config, workspace, rankers.depth, context.say):
+        yield Method(found.method, [found.ranking], BASE, found.weight, found.faults)
 
 
 def _fused(
@@ -160,7 +167,7 @@ def _write_results(folder: Path, evaluated: Evaluated, split: SplitQuestions) ->
     write_qrels(folder / "qrels.tsv", split.example_ids, split.gold)
     for method in evaluated.methods:
         for seed, ranking in enumerate(method.rankings):
-            name = method.name.replace("/", "-")
+            name = method.name.replace("/", "-").replace(RERANKED, "~")
             write_run(runs / f"{name}-{seed}.trec", split.example_ids, ranking.rows_QK, ranking.scores_QK, method.name)
 
 

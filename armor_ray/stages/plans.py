@@ -19,6 +19,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.evaluation.labels import CLOSED_BOOK
 from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.hub import identify_model
+from armor_ray.stages.baseline_methods import baselines_identity, check_names
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.methods import (
     INTERPOLATED,
@@ -124,6 +125,7 @@ def answer(context: Context) -> list[Plan]:
 
 def evaluate(context: Context) -> list[Plan]:
     config = context.config
+    check_names(config)
     inputs = ["passages", "examples", "candidates", "embeddings"]
     inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
     inputs += [method.artifact for method in answered_methods(config)]
@@ -132,6 +134,7 @@ def evaluate(context: Context) -> list[Plan]:
         "dataset": config.data.name,
         "metric": config.training.metric,
         "seed": config.seed,
+        **baselines_identity(config),
     }
     return [Plan("reports", "evaluate", settings, context.inputs(*inputs))]
 

@@ -14,7 +14,8 @@ PURE = {"corpus", "evaluation", "judges", "models", "objectives", "retrieval", "
 # A room may import itself and whatever stands before its line; the pure rooms one another too, as long as that makes no circle.
 LAYERS = [
     {"errors"},
-    {"atomic", "config_keys"},
+    {"atomic", "config_keys", "config_section"},
+    {"config_baselines"},
     {"config", "locks"},
     PURE,
     {"workspace"},

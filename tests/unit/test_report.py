@@ -13,7 +13,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.evaluation import tables
 from armor_ray.evaluation.examples import Example, Examples, choose_examples
 from armor_ray.evaluation.figures import Trial
-from armor_ray.evaluation.labels import method_label
+from armor_ray.evaluation.labels import is_adapted, method_label
 from armor_ray.evaluation.report import ReportData, write_report
 from armor_ray.evaluation.summary import Row, metric_rows
 
@@ -185,3 +185,10 @@ def test_examples_are_the_largest_changes_of_reciprocal_rank():
 def test_labels():
     assert method_label("bm25+armor/interpolated") == "BM25 + ARMOR, interpolated"
     assert method_label("my_encoder") == "my_encoder"
+    assert method_label("bm25+armor>rankgpt") == "BM25 + ARMOR → rankgpt"
+
+
+def test_only_recipes_are_adapted_encoders():
+    """The report's headline compares the best of these with Base; a published encoder or a reranker must never be it."""
+    assert is_adapted("armor/swept/interpolated")
+    assert not any(map(is_adapted, ("base", "bm25", "base_rag", "bm25+armor", "splade", "armor>rankgpt")))

@@ -15,7 +15,7 @@ import openai
 from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
 from armor_ray.models.generators.prompts import PROMPT_VERSION, chat_text
-from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
+from armor_ray.models.generators.protocol import GenerationRequest, SampledAnswer, ScoreRequest, ScoreResult
 
 _CONCURRENCY = 4
 _TIMEOUT_SECONDS = 60.0
@@ -63,19 +63,39 @@ class OpenAIGenerator:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
+    def sample(self, request: GenerationRequest, count: int) -> list[SampledAnswer]:
+        """`count` answers drawn at temperature 1; safe to call from several threads.
+
+        Raises:
+            ArmorError: the endpoint still fails after the retries, or reports no log-likelihoods or fewer answers.
+        """
+        choices = self._complete(request, temperature=1.0, n=count, logprobs=True).choices
+        if len(choices) != count or not all(choice.logprobs and choice.logprobs.content for choice in choices):
+            message = f"{count} answers with token log-likelihoods were asked for, the endpoint does not give them"
+            raise ArmorError(message, where=str(self.client.base_url), hint="it must support n and logprobs, as vLLM does")
+        return [_sampled(choice) for choice in choices]
+
     def _answer(self, request: GenerationRequest) -> str:
+        reply = self._complete(request, temperature=0.0)
+        return (reply.choices[0].message.content or "").strip() if reply.choices else ""
+
+    def _complete(self, request: GenerationRequest, **options: Any) -> Any:
         # OpenAI's own models take only the newer name of this limit, older compatible servers only the older one.
         limit: Any = {"max_tokens" if self.config.base_url else "max_completion_tokens": self.config.max_new_tokens}
         try:
-            reply = self.client.chat.completions.create(
+            return self.client.chat.completions.create(
                 model=self.config.model,
                 messages=[{"role": "user", "content": chat_text(request, self.config.context_characters)}],
-                temperature=0.0,
+                **options,
                 **limit,
             )
         except openai.OpenAIError as error:
             raise ArmorError(_describe(error), where=str(self.client.base_url), hint="check base_url, model and OPENAI_API_KEY") from None
-        return (reply.choices[0].message.content or "").strip() if reply.choices else ""
+
+
+def _sampled(choice: Any) -> SampledAnswer:
+    tokens = [token.logprob for token in choice.logprobs.content]
+    return SampledAnswer((choice.message.content or "").strip(), sum(tokens) / len(tokens))
 
 
 def _describe(error: openai.OpenAIError) -> str:

@@ -54,6 +54,14 @@ class GenerationRequest:
     passages: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SampledAnswer:
+    """An answer drawn at temperature 1, and the mean log-likelihood of its tokens in nats (≤ 0)."""
+
+    text: str
+    log_likelihood: float
+
+
 class Generator(Protocol):
     """A frozen language model that scores answers and writes them."""
 
