@@ -185,4 +185,3 @@ def cluster_totals(resources: ResourcesConfig) -> tuple[float, float]:
     cpus = present.get("CPU", 0.0) if resources.cluster_cpus == "auto" else float(resources.cluster_cpus)
     gpus = present.get("GPU", 0.0) if resources.cluster_gpus == "auto" else float(resources.cluster_gpus)
     return cpus, gpus
-
