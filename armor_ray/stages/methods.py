@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from armor_ray.config import RECIPE_PARAMETERS, Config, validate_config
+from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, validate_config
 from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
 
 INTERPOLATED = "-interpolated"
@@ -59,6 +59,11 @@ def variants(config: Config) -> list[Variant]:
     """All that is trained and reported."""
     presets = [Variant(recipe) for recipe in config.evaluation.recipes]
     return [*presets, Variant(config.objective.recipe, swept=True)] if is_swept(config) else presets
+
+
+def needs_rewards(config: Config) -> bool:
+    """Whether anything that is trained learns from the reward model."""
+    return any(variant.recipe in REWARD_RECIPES for variant in variants(config))
 
 
 def adapted_methods(config: Config) -> list[Adapted]:

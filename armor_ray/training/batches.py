@@ -109,6 +109,7 @@ class Batcher:
             "extra_PD": self._passages_CD[extra_P],
             "extra_negative_BP": self._allowed(extra_P[None], positive_BK) & ~known_BP,
         }
+        arrays |= self._reward_columns(mine, pool_BN.shape[1])
         device = self._encoder.device
         input_ids_BL, attention_mask_BL = self._encoder.pad([self._tokens[i] for i in mine])
         return StepInputs(input_ids_BL, attention_mask_BL, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
@@ -118,6 +119,12 @@ class Batcher:
         pool_BN = self._pools.pool_QN[mine]
         used = slice(int((pool_BN != PADDING).sum(1).max(initial=0)))
         return pool_BN[:, used], self._pools.log_likelihood_QN[mine, used], self._pools.scored_QN[mine, used]
+
+    def _reward_columns(self, mine: np.ndarray, width: int) -> dict[str, np.ndarray]:
+        if self._pools.reward_QN is None or self._pools.gated_QN is None:
+            return {}
+        reward_BN = self._pools.reward_QN[mine, :width]
+        return {"reward_BN": reward_BN, "rewarded_BN": ~np.isnan(reward_BN), "gated_BN": self._pools.gated_QN[mine, :width]}
 
     def _in_batch_rows(self, everyone: np.ndarray) -> np.ndarray:
         if self._in_batch == "none":
