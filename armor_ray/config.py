@@ -133,7 +133,8 @@ class ObjectiveConfig(Section):
     kl_weight: float = Field(1.0, ge=0, description="Weight of KL(π* || π_φ) beside ARMOR's terms.")
     student_temperature: Literal["fixed", "learned"] = Field("fixed", description="τ of UAE's student; armor_uae always learns it.")
     towers: Literal["query", "shared"] = Field(
-        "query", description="query: only the query side is trained, the index is kept. shared (UAE): both, and the corpus is embedded anew."
+        "query",
+        description="query: only the query side is trained, the index is kept. shared (UAE): both, and the corpus is embedded anew.",
     )
     length_normalised: bool = Field(False, description="Divide answer log-likelihoods by their token count.")
     in_batch: Literal["none", "positives", "pools"] = Field("positives", description="Which passages of the other questions are negatives.")
@@ -247,6 +248,7 @@ class RewardConfig(Section):
     batch_tokens: int = Field(16384, ge=512, description="Token budget of one batch when all pairs are rewarded.")
     workers: int = Field(1, ge=1, description="DDP ranks.")
     evaluations_per_epoch: int = Field(1, ge=1)
+    validation_questions: int | None = Field(None, ge=1, description="At most this many in the evaluations while training; null: all.")
     metric: Literal["pairwise_accuracy", "nDCG@1", "nDCG@5", "Recall@5"] = Field(
         "pairwise_accuracy", description="Validation metric that picks the checkpoint."
     )

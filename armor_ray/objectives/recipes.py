@@ -112,7 +112,8 @@ def replug(step: _Step) -> _Term:
 def uae(step: _Step) -> _Term:
     """L_UAE over {gold} ∪ gated negatives; a question with only one passage there teaches nothing."""
     batch = step.batch
-    assert batch.reward_BN is not None and batch.rewarded_BN is not None, "the recipe's table holds rewards"
+    assert batch.reward_BN is not None, "the recipe's table holds rewards"
+    assert batch.rewarded_BN is not None
     mask_BN = (batch.positive_BN | step.picked_negatives_BN()) & batch.pool_valid_BN & batch.rewarded_BN
     loss_B = losses.uae_kl(step.scores_BN, batch.reward_BN, mask_BN, step.tau["kl"], step.config.kl_temperature)
     return _Term(loss_B, mask_BN.sum(dim=-1) > 1)
@@ -203,7 +204,7 @@ class Objective(nn.Module):
         self.config = config
         self.top_k = top_k
         self.recipe = RECIPES[config.recipe]
-        forms = {name: config.temperature_form if self.recipe.learned else "fixed" for name in ("rag", "infonce")}
+        forms = dict.fromkeys(("rag", "infonce"), config.temperature_form if self.recipe.learned else "fixed")
         if self.recipe.needs_rewards:
             forms["kl"] = config.temperature_form if self.recipe.learned or config.student_temperature == "learned" else "fixed"
         self.temperatures = nn.ModuleDict(

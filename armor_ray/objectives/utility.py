@@ -12,9 +12,7 @@ UtilityKind = Literal["inverse_perplexity", "perplexity_reduction", "log_ratio"]
 NEEDS_CLOSED_BOOK: frozenset[str] = frozenset({"perplexity_reduction", "log_ratio"})
 
 
-def utility(
-    kind: UtilityKind, log_likelihood: Sequence[float], tokens: Sequence[int], closed_book: Sequence[float] | None = None
-) -> float:
+def utility(kind: UtilityKind, log_likelihood: Sequence[float], tokens: Sequence[int], closed_book: Sequence[float] | None = None) -> float:
     """U(q, d, A_q): the mean over reference answers a of U(q, d, a), for ℓ = log p(a | q, d) and ℓ₀ = log p(a | q) in nats.
 
     - `inverse_perplexity`: exp(ℓ/|a|), in (0, 1] (UAE, Eq. 1).

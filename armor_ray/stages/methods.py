@@ -101,9 +101,13 @@ def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, A
 
 def training_identity(config: Config) -> dict[str, Any]:
     """The part of a config that decides a training run's numbers."""
+    # What only recipes with rewards read is no part of the others, so that trained retrievers outlive the addition of such a recipe.
+    unread = {
+        key for key, readers in RECIPE_PARAMETERS.items() if readers <= set(REWARD_RECIPES) and config.objective.recipe not in readers
+    }
     return {
         "seed": config.seed,
-        "objective": config.objective.model_dump(),
+        "objective": config.objective.model_dump(exclude=unread),
         "training": config.training.model_dump(exclude={"max_failures", "workers"}),
         "candidates": config.candidates.model_dump(exclude={"pool_size"}),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from armor_ray.config import Config
+from armor_ray.config import REWARD_RECIPES, Config
 from armor_ray.corpus.sources import source_files
 from armor_ray.errors import ArmorError
 from armor_ray.evaluation.labels import CLOSED_BOOK
@@ -22,6 +22,7 @@ from armor_ray.stages.methods import (
     adapted_methods,
     answered_methods,
     is_swept,
+    needs_rewards,
     recipe_config,
     training_identity,
     variants,
@@ -29,7 +30,7 @@ from armor_ray.stages.methods import (
 from armor_ray.workspace import fingerprint_files
 
 TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
-"""What a training table is assembled from."""
+"""What every training table is assembled from."""
 
 
 def prepare(context: Context) -> list[Plan]:
@@ -62,11 +63,45 @@ def scored_splits(config: Config) -> list[str]:
     return ["train", "validation"] if config.objective.temperature_schedule == "alternating" else ["train"]
 
 
+def utility(context: Context) -> list[Plan]:
+    """What only recipes with rewards need begins here."""
+    if not needs_rewards(context.config):
+        return []
+    config = {"generator": _generator(context), "utility": context.config.utility.model_dump(), "seed": context.config.seed}
+    return [Plan("pair_utilities", "utility", config, context.inputs("utilities", "candidates", "examples", "passages"))]
+
+
+def reward(context: Context) -> list[Plan]:
+    """The reward model, then its rewards for all pairs beside its validation."""
+    if not needs_rewards(context.config):
+        return []
+    settings = context.config.reward
+    model = context.once("reward model", lambda: identify_model(settings.model, settings.revision))
+    unread = {"model", "revision", "stock", "gate_margin", "score_dtype", "batch_tokens", "workers", "max_failures"}
+    config = {"seed": context.config.seed, "model": model, "reward": settings.model_dump(exclude=unread)}
+    trained = Plan("reward_model", "reward", config, context.inputs("pair_utilities", "candidates", "examples", "passages"))
+    inputs = {trained.name: trained.fingerprint, **trained.inputs}
+    return [trained, Plan("rewards", "reward", {"stock": settings.stock, "score_dtype": settings.score_dtype}, inputs)]
+
+
+def mine(context: Context) -> list[Plan]:
+    if not needs_rewards(context.config):
+        return []
+    config = {"margin": context.config.reward.gate, "top_k": context.config.candidates.top_k}
+    return [Plan("negatives", "mine", config, context.inputs("rewards", "candidates"))]
+
+
+def table_inputs(recipe: str) -> tuple[str, ...]:
+    """What a recipe's training table is assembled from."""
+    return (*TABLE, "negatives") if recipe in REWARD_RECIPES else TABLE
+
+
 def sweep(context: Context) -> list[Plan]:
     config = context.config
     if not is_swept(config):
         return []
-    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, context.inputs(*TABLE))]
+    inputs = context.inputs(*table_inputs(config.objective.recipe))
+    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, inputs)]
 
 
 def train(context: Context) -> list[Plan]:
@@ -75,7 +110,7 @@ def train(context: Context) -> list[Plan]:
 
 
 def train_one(context: Context, variant: Variant, seed: int) -> Plan:
-    inputs = context.inputs(*TABLE, *(["sweep"] if variant.swept else []))
+    inputs = context.inputs(*table_inputs(variant.recipe), *(["sweep"] if variant.swept else []))
     config = recipe_config(context.config, variant.recipe, seed)
     return Plan(variant.artifact(seed), "train", {**training_identity(config), "swept": variant.swept}, inputs)
 
@@ -137,6 +172,9 @@ PLANS: dict[str, Callable[[Context], list[Plan]]] = {
     "index": index,
     "candidates": candidates,
     "score": score,
+    "utility": utility,
+    "reward": reward,
+    "mine": mine,
     "sweep": sweep,
     "train": train,
     "answer": answer,

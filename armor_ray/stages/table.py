@@ -24,10 +24,7 @@ from armor_ray.workspace import Workspace, read_parquet
 def load_table(workspace: Workspace, config: Config) -> TrainingTable:
     """Reads both splits' pools, utilities (combined over answers) and the frozen vectors."""
     passages = load_passages(workspace, "doc_id", "text")
-    pools = {
-        split: _pools(workspace, config, split, split in scored_splits(config))
-        for split in ("train", "validation")
-    }
+    pools = {split: _pools(workspace, config, split, split in scored_splits(config)) for split in ("train", "validation")}
     return TrainingTable(
         train=pools["train"],
         validation=pools["validation"],

@@ -148,7 +148,7 @@ def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: 
     os.environ.update(_TUNE_ENV)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     trainable = ray.tune.with_resources(ray.tune.with_parameters(_trial, runs=runs), _ON_THE_HEAD)
-    storage = _storage(workspace, runs.folder)
+    storage = storage_path(workspace, runs.folder)
     # A finished trial with an artifact is not among the specs any more; so only a sweep has anything to restore.
     if all(spec.plan is None for spec in runs.specs) and _is_restorable(workspace, f"{runs.folder}/{name}"):
         return ray.tune.Tuner.restore(f"{storage}/{name}", trainable=trainable, resume_errored=True)
@@ -173,7 +173,8 @@ def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: 
     )
 
 
-def _storage(workspace: Workspace, folder: str) -> str:
+def storage_path(workspace: Workspace, folder: str) -> str:
+    """A folder of the workspace as Tune and Train want it."""
     return workspace.path(folder) if workspace.is_local else f"{workspace.uri}/{folder}"
 
 
@@ -262,7 +263,7 @@ def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
     if outcome is not None:
         ray.tune.report(json.loads(outcome))
         return
-    _discard_damaged_run(workspace, run)
+    discard_damaged_run(workspace, run)
     if workspace.read_bytes(f"{run}/{_TRAIN_STATE}") is None:
         workspace.delete(f"logs/{spec.name}")
     try:
@@ -280,11 +281,7 @@ def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
 def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # By default Train looks at its workers every two seconds only, longer than a small evaluation takes.
-    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
-    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
-    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
-    logging.getLogger("ray.train").setLevel(logging.WARNING)
+    quiet_train()
     training = spec.config.training
     log_folder = workspace.path(f"logs/{spec.name}") if workspace.is_local else None
     job = TrainJob(spec, runs.workspace_uri, runs.table, runs.score_actors, log_folder, f"{runs.folder}/{spec.run_name}.json")
@@ -297,12 +294,21 @@ def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
         ),
         run_config=RunConfig(
             name=spec.run_name,
-            storage_path=_storage(workspace, runs.folder),
+            storage_path=storage_path(workspace, runs.folder),
             failure_config=FailureConfig(max_failures=training.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
             callbacks=cast(Any, [TuneReportCallback(), StopAtFault()]),
         ),
     )
+
+
+def quiet_train() -> None:
+    """Settings of Ray Train's controller, read when a run starts."""
+    # By default it looks at its workers every two seconds only, longer than a small evaluation takes.
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
+    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
 
 
 def _train(arguments: dict[str, Any]) -> None:
@@ -311,7 +317,7 @@ def _train(arguments: dict[str, Any]) -> None:
     train(arguments["job"])
 
 
-def _discard_damaged_run(workspace: Workspace, run: str) -> None:
+def discard_damaged_run(workspace: Workspace, run: str) -> None:
     """Train refuses to start over a record that a kill cut short; without one it starts afresh."""
     state = f"{run}/{_TRAIN_STATE}"
     if workspace.read_bytes(state) is not None and not _is_json(workspace, state):

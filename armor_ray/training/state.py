@@ -106,7 +106,7 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
 
 def save_checkpoint(
     folder: Path,
-    module: RetrieverStep,
+    module: nn.Module,
     optimizers: dict[str, torch.optim.Optimizer],
     progress: Progress,
     pools: QuestionPools | None,
@@ -124,7 +124,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path,
-    module: RetrieverStep,
+    module: nn.Module,
     optimizers: dict[str, torch.optim.Optimizer],
     pools: QuestionPools | None,
 ) -> Progress:

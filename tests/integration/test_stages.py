@@ -229,9 +229,7 @@ def test_not_a_single_scorable_answer_is_an_error_and_loses_nothing(own: Tiny) -
         ("examples/train.parquet", None, r"train.parquet: artifact file is missing; rerun with --force prepare"),
     ],
 )
-def test_damaged_inputs_name_the_file_and_the_stage(
-    own: Tiny, damaged: str, damage: Callable[[bytes], bytes] | None, message: str
-) -> None:
+def test_damaged_inputs_name_the_file_and_the_stage(own: Tiny, damaged: str, damage: Callable[[bytes], bytes] | None, message: str) -> None:
     path = own.workspace("w") / damaged
     if damage is None:
         path.unlink()

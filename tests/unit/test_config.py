@@ -108,7 +108,10 @@ def test_empty_file_and_empty_sections_are_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["objective.recipe=rag", "objective.lambda_q=2"], "objective.lambda_q has no effect on recipe 'rag' (read by armor, armor_uae, static_reg)"),
+        (
+            ["objective.recipe=rag", "objective.lambda_q=2"],
+            "objective.lambda_q has no effect on recipe 'rag' (read by armor, armor_uae, static_reg)",
+        ),
         (["objective.recipe=infonce", "objective.length_normalised=true"], "no effect on recipe 'infonce'"),
         (["objective.recipe=rag", "sweep.parameters={objective.lambda_q: [1, 2]}"], "sweep.parameters.objective.lambda_q has no effect"),
         (["objective.tau_max=5"], "tau_max has no effect on temperature_form 'softplus'"),

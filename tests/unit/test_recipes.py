@@ -393,7 +393,9 @@ def test_half_precision_vectors_are_computed_in_fp32():
     """bf16 scores near 0.8 are 0.004 apart: at τ = 0.05 that alone would move logits by 0.08."""
     batch = make_batch(9)
     vectors = ("query_BD", "base_query_BD", "pool_BND", "extra_PD")
-    half = map_batch(batch, lambda name, tensor: tensor.bfloat16() if name in vectors else tensor.float() if tensor.is_floating_point() else tensor)
+    half = map_batch(
+        batch, lambda name, tensor: tensor.bfloat16() if name in vectors else tensor.float() if tensor.is_floating_point() else tensor
+    )
     wide = map_batch(half, lambda name, tensor: tensor.float() if name in vectors else tensor)
     objective = Objective(ObjectiveConfig(recipe="armor", rank_distillation=1.0), TOP_K)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -194,6 +194,7 @@ def test_unwritable_workspace_is_one_line(tmp_path: Path) -> None:
 
 # -- kills -----------------------------------------------------------------------------------------------------------------------
 
+
 def republish_forever(uri: str, exchange: bool, ready: Event) -> None:
     if not exchange:
         atomic._exchange = lambda *_: False
