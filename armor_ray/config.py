@@ -279,6 +279,7 @@ class TrainingConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters; None trains all weights.")
     workers: int = Field(1, ge=1, description="DDP ranks.")
+    cache_texts: int = Field(64, ge=1, description="Texts encoded with a graph at a time where both towers are trained (gradient caching).")
     evaluations_per_epoch: int = Field(1, ge=1)
     patience: int | None = Field(None, ge=1, description="Evaluations without a better validation metric before stopping.")
     metric: Literal["R@1", "R@3", "R@5", "R@16"] = Field("R@3", description="Validation metric that picks the checkpoint.")

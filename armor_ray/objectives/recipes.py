@@ -15,7 +15,7 @@ from armor_ray.config import ObjectiveConfig
 from armor_ray.objectives import losses
 from armor_ray.objectives.batch import ObjectiveBatch
 from armor_ray.objectives.selection import pick_negatives, top_mask
-from armor_ray.objectives.temperature import Temperature
+from armor_ray.objectives.temperature import Temperature, TemperatureForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,10 @@ class Objective(nn.Module):
         self.config = config
         self.top_k = top_k
         self.recipe = RECIPES[config.recipe]
-        forms = dict.fromkeys(("rag", "infonce"), config.temperature_form if self.recipe.learned else "fixed")
+        fixed: TemperatureForm = "fixed"
+        forms = dict.fromkeys(("rag", "infonce"), config.temperature_form if self.recipe.learned else fixed)
         if self.recipe.needs_rewards:
-            forms["kl"] = config.temperature_form if self.recipe.learned or config.student_temperature == "learned" else "fixed"
+            forms["kl"] = config.temperature_form if self.recipe.learned or config.student_temperature == "learned" else fixed
         self.temperatures = nn.ModuleDict(
             {name: Temperature(form, config.initial_temperature, config.tau_min, config.tau_max) for name, form in forms.items()}
         )
@@ -252,7 +253,7 @@ class Objective(nn.Module):
 
 def _widen(batch: ObjectiveBatch) -> ObjectiveBatch:
     values = {name: getattr(batch, name) for name in ObjectiveBatch.__slots__}
-    return ObjectiveBatch(**{name: value if value is None else losses.widen(value) for name, value in values.items()})
+    return ObjectiveBatch(**{name: losses.widen(value) for name, value in values.items() if value is not None})
 
 
 def _pool_scores(query_BD: Tensor, pool_BND: Tensor) -> Tensor:

@@ -108,6 +108,6 @@ def training_identity(config: Config) -> dict[str, Any]:
     return {
         "seed": config.seed,
         "objective": config.objective.model_dump(exclude=unread),
-        "training": config.training.model_dump(exclude={"max_failures", "workers"}),
+        "training": config.training.model_dump(exclude={"max_failures", "workers", "cache_texts"}),
         "candidates": config.candidates.model_dump(exclude={"pool_size"}),
     }

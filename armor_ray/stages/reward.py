@@ -154,7 +154,7 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
         stock = {"validation": np.full_like(rewards["validation"], np.nan)}
         _score(context, resolve_model(config.reward.stock), table, reference, stock, "stock")
         methods["cross_encoder"] = stock["validation"]
-    validation = [{"method": name, **_agreement(scores_QN, table)} for name, scores_QN in methods.items()]
+    agreements = [{"method": name, **_agreement(scores_QN, table)} for name, scores_QN in methods.items()]
     utilities = table.validation
     generator = gold_accuracy(utilities.utility_QN, utilities.positive_QN, ~np.isnan(utilities.utility_QN))
 
@@ -162,11 +162,11 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
         for split, reward_QN in rewards.items():
             pq.write_table(_to_table(table.split(split), reward_QN), draft.path / f"{split}.parquet")
             draft.rows[split] = int((~np.isnan(reward_QN)).sum())
-        pq.write_table(pa.Table.from_pylist(validation), draft.path / "validation.parquet")
-        draft.details |= {"validation": validation, "gold_accuracy_of_utilities": generator}
+        pq.write_table(pa.Table.from_pylist(agreements), draft.path / "agreement.parquet")
+        draft.details |= {"agreement": agreements, "gold_accuracy_of_utilities": generator}
 
     context.publish(plan, write)
-    for row in validation:
+    for row in agreements:
         numbers = ", ".join(f"{name} {value:.3f}" for name, value in row.items() if not isinstance(value, str))
         context.say(f"reward: {row['method']}: {numbers}")
 

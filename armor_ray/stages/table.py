@@ -31,6 +31,7 @@ def load_table(workspace: Workspace, config: Config) -> TrainingTable:
         passages_CD=open_embeddings(workspace.local("embeddings")),
         document_C=_codes(passages["doc_id"]),
         text_C=_codes(passages["text"]),
+        texts_C=passages["text"].to_pylist() if needs_rewards(config) else None,
     )
 
 

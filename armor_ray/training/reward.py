@@ -178,8 +178,8 @@ class RewardTrainer:
             weight += [1.0 / (len(drawn[0]) * len(questions))] * len(drawn[0])
         texts = [(pools.questions[q], self._table.texts_C[int(pools.pool_QN[q, column])]) for q, column in places]
         encoder = self.module.encoder
-        indices = [torch.tensor(numbers, device=self.host.device) for numbers in (better, worse)]
-        return RewardBatch(encoder.pad(encoder.tokenize(texts)), *indices, torch.tensor(weight, device=self.host.device))
+        better_M, worse_M, weight_M = (torch.tensor(numbers, device=self.host.device) for numbers in (better, worse, weight))
+        return RewardBatch(encoder.pad(encoder.tokenize(texts)), better_M, worse_M, weight_M)
 
     def _end_interval(self) -> None:
         """Validation by rank 0, checkpoint."""
