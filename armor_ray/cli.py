@@ -93,6 +93,11 @@ def show_results(workspace: Workspace) -> None:
         return
     rows = json.loads(workspace.read_bytes("reports/summary.json") or b"[]")
     _print(_results_table(rows))
+    show_places(workspace)
+
+
+def show_places(workspace: Workspace) -> None:
+    """Where the report and the summary are, and how to serve."""
     say(f"report:  {workspace.location('reports/report.html')}")
     say(f"serve:   serve run serve_configs/retriever.yaml workspace={workspace.uri}")
     say(f"summary: {workspace.location('reports/summary.json')}")
@@ -196,13 +201,23 @@ def search(workspace: str, question: str, k: int) -> None:
 
 @main.command()
 @click.argument("workspace")
-@click.option("--to", "folder", required=True, type=click.Path(path_type=Path), help="New folder for the encoder.")
-def promote(workspace: str, folder: Path) -> None:
-    """Copy the promoted query encoder out of the workspace."""
-    from armor_ray.stages.promote import promote_to
+@click.option("--retriever", metavar="NAME", help="Promote this one of retrievers/ first; later runs keep it (undo: run --force promote).")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="New folder for the encoder.")
+def promote(workspace: str, retriever: str | None, folder: Path | None) -> None:
+    """Choose the served query encoder, or copy it out of the workspace."""
+    from armor_ray.stages import promote as stage
 
-    promote_to(Workspace(workspace), folder)
-    say(f"promoted encoder: {folder}")
+    if retriever is None and folder is None:
+        raise ArmorError("nothing to do", where="promote", hint="give --retriever NAME, --to FOLDER or both")
+    opened = Workspace(workspace)
+    if retriever is not None:
+        _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
+        with opened.lock():
+            stage.promote(opened, retriever)
+        say(f"promoted: {retriever}")
+    if folder is not None:
+        stage.promote_to(opened, folder)
+        say(f"promoted encoder: {folder}")
 
 
 @main.command()

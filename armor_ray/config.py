@@ -357,12 +357,6 @@ class JudgeConfig(Section):
     model: str | None = None
 
 
-class ServingConfig(Section):
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    retriever: str | None = Field(None, description="Name under retrievers/; None serves the promoted one.")
-
-
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
 Amount = Annotated[float, Field(ge=0)] | Literal["auto"]
 
@@ -398,7 +392,6 @@ class Config(Section):
     sweep: SweepConfig = Field(default_factory=SweepConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
-    serving: ServingConfig = Field(default_factory=ServingConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
     @model_validator(mode="before")

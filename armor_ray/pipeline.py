@@ -42,7 +42,7 @@ def run(config: Config, *, until: str | None = None, force: str | None = None, s
     stages = _stages(until, force)
     workspace = Workspace(config.workspace)
     with workspace.lock():
-        context = Context(config, workspace, say)
+        context = Context(config, workspace, say, force)
         plans = {stage: _plan(context, stage) for stage in stages}
         workspace.write_bytes(CONFIG, resolved_config(config).encode())
         for stage in stages:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import numpy as np
 import pyarrow as pa
@@ -135,6 +135,13 @@ class Workspace:
     def location(self, name: str) -> str:
         """The same as a user writes it: a path, or a URI of an object store."""
         return self.path(name) if self.is_local else f"{self.uri.partition('://')[0]}://{self.path(name)}"
+
+    def address(self, name: str) -> str:
+        """What another library opens by itself: a path, or a URI with all of the workspace's options (`?endpoint_override=…`)."""
+        if self.is_local:
+            return self.path(name)
+        parts = urlsplit(self.uri)
+        return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
     def local(self, name: str) -> Path:
         """A local, complete, read-only copy of an artifact (the artifact itself on a local workspace).

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +15,9 @@ from training_cases import WORDS, load_tiny
 from armor_ray.config import IndexConfig
 from armor_ray.corpus.schemas import PASSAGES
 from armor_ray.models.bi_encoder import BiEncoder
+from armor_ray.models.golden import write_golden
 from armor_ray.retrieval.dense import build_index
-from armor_ray.serving.golden import write_golden
+from armor_ray.retrieval.index_file import save_index
 from armor_ray.stages.promote import promote
 from armor_ray.workspace import Draft, Workspace
 
@@ -63,8 +62,7 @@ def build_workspace(folder: Path, model: Path) -> Served:
     vectors = base.encode(passage_table().column("text").to_pylist(), "passage")
 
     def write_index(draft: Draft) -> None:
-        faiss.write_index(build_index(vectors, IndexConfig()), str(draft.path / "index.faiss"))
-        (draft.path / "index.json").write_text(json.dumps({"encoder": base.identity.fingerprint()}), encoding="utf-8")
+        save_index(build_index(vectors, IndexConfig()), draft.path, {"encoder": base.identity.fingerprint()})
 
     publish_passages(workspace, NUM_PASSAGES, "print-passages")
     _publish(workspace, "embeddings", lambda draft: np.save(draft.path / "part-00000.npy", vectors), source="passages")

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import yaml
 
-from armor_ray.cli import OneLineErrors, say, show_results
+from armor_ray.cli import OneLineErrors, say, show_places, show_results
 from armor_ray.config import Config, load_config
 from armor_ray.demo.head import end_leftover, local_head
 from armor_ray.demo.submit import run_job
@@ -42,9 +42,11 @@ def main(workspace: str | None, overrides: tuple[str, ...]) -> None:
     if is_complete(config):
         end_leftover(folder / ".head")
         say("everything is published already: nothing to run")
+        show_results(Workspace(config.workspace))
     else:
         _run_on_local_head(folder / ".head", config if workspace or overrides else None, OFFLINE if offline else {})
-    show_results(Workspace(config.workspace))
+        # The job has printed the table; Ray's lines about job and head came after it.
+        show_places(Workspace(config.workspace))
 
 
 def _local_folder(workspace: str) -> Path:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+DtypeName = Literal["float32", "bfloat16"]
+
 
 def choose_device() -> torch.device:
     """The current CUDA device when there is one, else the CPU."""
@@ -22,3 +24,8 @@ def choose_dtype(dtype: Literal["auto", "float32", "bfloat16"], device: torch.de
         capabilities = torch.cpu.get_capabilities()
         native = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return torch.bfloat16 if native else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> DtypeName:
+    """The dtype as the config spells it."""
+    return "bfloat16" if dtype == torch.bfloat16 else "float32"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from armor_ray.demo.models import demo_encoder, demo_generator
 from armor_ray.errors import ArmorError
+from armor_ray.models.demo_models import demo_encoder, demo_generator
 
 DEMO_MODELS: dict[str, Callable[[], Path]] = {"demo/encoder": demo_encoder, "demo/generator": demo_generator}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,20 +28,30 @@ def convex(dense_QC: np.ndarray, lexical_QC: np.ndarray, weight: float) -> np.nd
     return np.float32(weight) * _min_max(dense_QC) + np.float32(1 - weight) * _min_max(lexical_QC)
 
 
-def best_weight(
-    dense_QC: np.ndarray, lexical_QC: np.ndarray, gold: Sequence[np.ndarray], grid: Sequence[float], k: int
-) -> tuple[float, dict[float, float]]:
+ScoreBlocks = Iterable[tuple[np.ndarray, np.ndarray]]
+"""Dense and lexical scores [Q_i, C] of consecutive blocks of questions; together of all of them."""
+
+
+def best_weight(blocks: ScoreBlocks, gold: Sequence[np.ndarray], grid: Sequence[float], k: int) -> tuple[float, dict[float, float]]:
     """The convex weight with the highest recall@k, and recall@k in [0, 1] for every weight of the grid.
 
     Use validation questions. Among equally good weights the one nearest an even mixture wins, then the lower: ends of a plateau overfit.
 
     Args:
-        dense_QC, lexical_QC: scores of every passage.
+        blocks: scores of every passage; read once, one block at a time, so a generator bounds the memory.
         gold: per question the rows of its gold passages, at least one.
         grid: weights in [0, 1], at least one.
         k: cut-off of the recall, ≥ 1.
     """
-    curve = {weight: _recall(convex(dense_QC, lexical_QC, weight), gold, k) for weight in grid}
+    hits = dict.fromkeys(grid, 0)
+    start = 0
+    for dense_QC, lexical_QC in blocks:
+        block_gold = gold[start : start + len(dense_QC)]
+        for weight in hits:
+            hits[weight] += _count_hits(convex(dense_QC, lexical_QC, weight), block_gold, k)
+        start += len(dense_QC)
+    assert start == len(gold), f"scores of {start} questions, gold passages of {len(gold)}"
+    curve = {weight: count / start for weight, count in hits.items()}
     best = max(curve, key=lambda weight: (curve[weight], -abs(weight - 0.5), -weight))
     return best, curve
 
@@ -72,8 +82,8 @@ def _min_max(scores_QC: np.ndarray) -> np.ndarray:
     return ((scores_QC - low) / np.where(spread > 0, spread, 1)).astype(np.float32)
 
 
-def _recall(scores_QC: np.ndarray, gold: Sequence[np.ndarray], k: int) -> float:
-    return float(np.mean([_best_rank(scores_C, rows) <= k for scores_C, rows in zip(scores_QC, gold, strict=True)]))
+def _count_hits(scores_QC: np.ndarray, gold: Sequence[np.ndarray], k: int) -> int:
+    return sum(_best_rank(scores_C, rows) <= k for scores_C, rows in zip(scores_QC, gold, strict=True))
 
 
 def _best_rank(scores_C: np.ndarray, gold: np.ndarray) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    # `armor_ray.serving:app` is the import path that users write; loading it here on demand keeps Ray Serve out of the stages
-    # that only store golden vectors.
+    # `armor_ray.serving:app` is the import path that users write; loading it on demand keeps Ray Serve away from what only
+    # wants the arguments or the schemas.
     if name == "app":
         from armor_ray.serving.deployment import app
 

@@ -14,12 +14,12 @@ import torch
 
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
+from armor_ray.models.golden import check_golden
 from armor_ray.retrieval.dense import search
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
-from armor_ray.serving.golden import check_golden
 from armor_ray.serving.schemas import Passage
-from armor_ray.stages.index import open_index
 from armor_ray.workspace import Manifest, Workspace, read_parquet
 
 _COLUMNS = ("passage_id", "doc_id", "title", "text")

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from armor_ray.corpus.schemas import CANDIDATES
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.dense import search
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.stages.index import open_index
 from armor_ray.stages.prepare import SPLITS
 from armor_ray.workspace import Draft, read_npy, read_parquet
 

@@ -38,11 +38,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Context:
-    """One run's surroundings, handed from stage to stage."""
+    """One run's surroundings, handed from stage to stage; `forced` is the stage that runs whatever is there."""
 
     config: Config
     workspace: Workspace
     say: Callable[[str], None] = print
+    forced: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict)
 

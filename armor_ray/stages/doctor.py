@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from armor_ray.demo.models import cache_folder
+from armor_ray.models.demo_models import cache_folder
 from armor_ray.workspace import package_versions
 
 
@@ -65,7 +65,7 @@ def _installed(*names: str) -> str:
 
 def _demo_models() -> Finding:
     folders = sorted(path.name for path in cache_folder().glob("*") if (path / "config.json").exists()) if cache_folder().exists() else []
-    return Finding("demo models", ", ".join(folders) or "not fetched yet (python -m armor_ray.demo.models)")
+    return Finding("demo models", ", ".join(folders) or "not fetched yet (python -m armor_ray.models.demo_models)")
 
 
 def _writable(path: Path) -> Finding:

@@ -7,6 +7,7 @@ to do and every complaint about the config answer at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from armor_ray.config import REWARD_RECIPES, Config
@@ -105,8 +106,15 @@ def sweep(context: Context) -> list[Plan]:
 
 
 def train(context: Context) -> list[Plan]:
-    """A retriever for every variant and seed."""
-    return [train_one(context, variant, seed) for variant in variants(context.config) for seed in context.config.evaluation.seeds]
+    """A retriever for every variant and seed, and its interpolation with the base encoder where that is asked for."""
+    plans = []
+    for variant in variants(context.config):
+        for seed in context.config.evaluation.seeds:
+            plan = train_one(context, variant, seed)
+            # One training run makes both, so both are made of the same.
+            mixed = [replace(plan, name=variant.artifact(seed, interpolated=True))] if context.config.training.interpolate else []
+            plans += [plan, *mixed]
+    return plans
 
 
 def train_one(context: Context, variant: Variant, seed: int) -> Plan:
@@ -148,9 +156,29 @@ def evaluate(context: Context) -> list[Plan]:
 
 
 def promote(context: Context) -> list[Plan]:
-    """The best of the main recipe's encoders by validation, first seed."""
+    """What was promoted by hand, for as long as it is there; else the best of the main recipe's encoders by validation, first seed."""
+    by_hand = _promoted_by_hand(context)
+    if by_hand is not None and context.forced != "promote":
+        return [by_hand]
     trained = [name.removesuffix(INTERPOLATED) for name in main_retrievers(context.config)]
     return [Plan("promoted", "promote", {"metric": context.config.training.metric}, context.inputs(*dict.fromkeys(trained)))]
+
+
+def _promoted_by_hand(context: Context) -> Plan | None:
+    promoted = context.workspace.manifest("promoted")
+    name = promoted.config.get("retriever") if promoted is not None else None
+    if name is None:
+        return None
+    source = f"retrievers/{name}"
+    published = context.workspace.manifest(source)
+    # One that the config trains no longer is served as it is.
+    made_of = context.fingerprints.get(source) or (published.fingerprint if published is not None else None)
+    return promotion(name, made_of) if made_of is not None else None
+
+
+def promotion(retriever: str, made_of: str) -> Plan:
+    """`promoted` as a retriever that somebody chose, by the fingerprint of its artifact."""
+    return Plan("promoted", "promote", {"retriever": retriever}, {f"retrievers/{retriever}": made_of})
 
 
 def main_retrievers(config: Config) -> list[str]:

@@ -7,17 +7,18 @@ import shutil
 from pathlib import Path
 
 from armor_ray.errors import ArmorError
-from armor_ray.serving.golden import read_golden
+from armor_ray.models.golden import read_golden
 from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.plans import main_retrievers
+from armor_ray.stages.plans import main_retrievers, promotion
 from armor_ray.workspace import MANIFEST, Draft, Manifest, Workspace
 
-STAGE = "promote"
 PROMOTED = "promoted"
 
 
 def promote(workspace: Workspace, name: str) -> Manifest:
     """Publishes `retrievers/<name>` as the artifact `promoted`; a replica that is starting sees the old one or the new one.
+
+    Later runs keep the choice: they promote that retriever again when it was trained anew, and nothing else unless forced.
 
     Raises:
         ArmorError: no such retriever, or one without golden vectors.
@@ -27,8 +28,7 @@ def promote(workspace: Workspace, name: str) -> Manifest:
     if source is None:
         known = ", ".join(known.removeprefix("retrievers/") for known in workspace.names("retrievers")) or "none"
         raise ArmorError(f"no retriever '{name}'", where=workspace.uri, hint=f"trained retrievers: {known}")
-    plan = Plan(PROMOTED, STAGE, {"retriever": name}, {source_name: source.fingerprint})
-    return _publish(workspace, plan, source_name, source)
+    return _publish(workspace, promotion(name, source.fingerprint), source_name, source)
 
 
 def _publish(workspace: Workspace, plan: Plan, source_name: str, source: Manifest) -> Manifest:
@@ -43,8 +43,12 @@ def _publish(workspace: Workspace, plan: Plan, source_name: str, source: Manifes
 
 
 def run_all(context: Context, todo: list[Plan]) -> None:
-    """Publishes the winner as `promoted`; among equals the first, which is the plainest."""
+    """Publishes what was chosen by hand, else the winner on validation; among equals the first, which is the plainest."""
     [plan] = todo
+    if (chosen := plan.config.get("retriever")) is not None:
+        promote(context.workspace, chosen)
+        context.say(f"promote: {chosen} again, as it was promoted by hand; --force promote returns to the best on validation")
+        return
     metric = context.config.training.metric
     manifests = {name: context.workspace.require(name) for name in main_retrievers(context.config)}
     best = max(manifests, key=lambda name: manifests[name].details["validation"][metric])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,17 +105,18 @@ class Rankers:
 
     def fusion_weight(self, queries_QD: np.ndarray, questions: list[str], gold: list[np.ndarray], grid: list[float], k: int) -> float:
         """The weight of the dense score in the convex mix, tuned by recall@k on validation questions."""
-        weight, _ = best_weight(self._dense_scores(queries_QD), self._bm25.score_matrix(questions), gold, grid, k)
+        weight, _ = best_weight(self._score_blocks(queries_QD, questions), gold, grid, k)
         return weight
 
     def fused(self, queries_QD: np.ndarray, questions: list[str], weight: float) -> Ranking:
-        """Convex fusion with BM25, a block of questions at a time: a full score matrix of a large corpus would not fit."""
-        parts = []
-        for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
-            block = slice(start, start + _QUESTIONS_A_BLOCK)
-            mixed = convex(self._dense_scores(queries_QD[block]), self._bm25.score_matrix(questions[block]), weight)
-            parts.append(top_k(mixed, self.depth))
+        """Convex fusion with BM25."""
+        blocks = self._score_blocks(queries_QD, questions)
+        parts = [top_k(convex(dense_QC, lexical_QC, weight), self.depth) for dense_QC, lexical_QC in blocks]
         return Ranking(np.concatenate([rows for _, rows in parts]), np.concatenate([scores for scores, _ in parts]))
 
-    def _dense_scores(self, queries_QD: np.ndarray) -> np.ndarray:
-        return queries_QD @ np.asarray(self.passages_CD).T
+    def _score_blocks(self, queries_QD: np.ndarray, questions: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Dense and BM25 scores [Q_i, C], a block of questions at a time: a full matrix over a large corpus would not fit."""
+        passages_CD = np.asarray(self.passages_CD)
+        for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
+            block = slice(start, start + _QUESTIONS_A_BLOCK)
+            yield queries_QD[block] @ passages_CD.T, self._bm25.score_matrix(questions[block])

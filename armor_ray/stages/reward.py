@@ -21,7 +21,7 @@ from armor_ray.retrieval.lexical import Bm25
 from armor_ray.stages.cluster import connect, plan_actors, plan_trials, user_errors
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.prepare import load_examples, load_passages
-from armor_ray.stages.trials import StopAtFault, discard_damaged_run, quiet_train, storage_path
+from armor_ray.stages.trials import StopAtFault, discard_damaged_run, quiet_train
 from armor_ray.training.reward_pairs import RewardPools, RewardTable
 from armor_ray.training.table import PADDING, pad_pools
 from armor_ray.workspace import Draft, Workspace, read_parquet
@@ -127,7 +127,7 @@ def _trainer(context: Context, plan: Plan, table: list[Any], name: str) -> Any:
         ),
         run_config=RunConfig(
             name=name,
-            storage_path=storage_path(context.workspace, work_folder(STAGE)),
+            storage_path=context.workspace.address(work_folder(STAGE)),
             failure_config=FailureConfig(max_failures=settings.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
             callbacks=cast(Any, [StopAtFault()]),

@@ -24,6 +24,7 @@ from armor_ray.models.generators import load_generator
 from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.generators.protocol import ScoreRequest
 from armor_ray.objectives.likelihoods import combine_answers
+from armor_ray.stages.arithmetic import scoring_generator
 from armor_ray.stages.cluster import connect, plan_actors, user_errors
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.plans import scored_splits
@@ -96,16 +97,18 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     if context.config.generator.engine == "openai":
         message = "the openai engine cannot score: its API gives no prompt log-probabilities"
         raise ArmorError(message, where="generator.engine", hint="use hf or vllm for scoring")
-    cache = UtilityCache(context.workspace, generator_identity(context.config.generator))
+    generator = scoring_generator(context)
+    cache = UtilityCache(context.workspace, generator_identity(generator))
     cache.describe()
     pools = [load_pairs(context, split) for split in scored_splits(context.config)]
     for pairs in pools:
-        score_missing(context, pairs, cache.load())
+        score_missing(context, generator, pairs, cache.load())
     entries = cache.load()
     tables = {pairs.split: _utilities(pairs, entries) for pairs in pools}
     errors = {split: _count_errors(table, split) for split, table in tables.items()}
 
     def write(draft: Draft) -> None:
+        draft.details["dtype"] = generator.dtype
         for split, table in tables.items():
             pq.write_table(table, draft.path / f"{split}.parquet")
             draft.rows[split] = len(table)
@@ -158,7 +161,7 @@ def missing_batches(pairs: Pairs, known: Container[bytes]) -> list[list[tuple[in
     return [batch for batch in missing if batch]
 
 
-def score_missing(context: Context, pairs: Pairs, known: Container[bytes]) -> None:
+def score_missing(context: Context, generator: GeneratorConfig, pairs: Pairs, known: Container[bytes]) -> None:
     """Scores the pairs that are not `known` on an actor pool, into the cache."""
     todo = missing_batches(pairs, known)
     if not todo:
@@ -172,7 +175,7 @@ def score_missing(context: Context, pairs: Pairs, known: Container[bytes]) -> No
     blocks = [pa.table({"passage_id": [p for p, _ in batch], "example": [e for _, e in batch]}) for batch in todo]
     dataset = ray.data.from_arrow(blocks).map_batches(
         ScoreActor,
-        fn_constructor_args=(context.config.generator, context.workspace.uri, pairs.split),
+        fn_constructor_args=(generator, context.workspace.uri, pairs.split),
         batch_size=None,
         compute=ActorPoolStrategy(size=actors.count),
         **actors.options,

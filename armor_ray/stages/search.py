@@ -9,7 +9,7 @@ import numpy as np
 from armor_ray.config import Config
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.dense import search
-from armor_ray.stages.index import open_index
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.promote import PROMOTED
 from armor_ray.workspace import Workspace

@@ -18,7 +18,7 @@ from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.plans import table_inputs
 from armor_ray.stages.table import load_table
 from armor_ray.stages.trials import TrialResult, TrialSpec, run_trials
-from armor_ray.workspace import Draft, Workspace, read_parquet
+from armor_ray.workspace import Draft, Workspace, read_json, read_parquet
 
 STAGE = "sweep"
 
@@ -95,8 +95,12 @@ def _best(results: list[dict[str, float]], config: Config) -> dict[str, float]:
 
 
 def best_parameters(workspace: Workspace) -> dict[str, float]:
-    """Dotted keys and values of the winning trial."""
-    return json.loads((workspace.local("sweep") / "best.json").read_text(encoding="utf-8"))
+    """Dotted keys and values of the winning trial.
+
+    Raises:
+        ArmorError: the file is damaged.
+    """
+    return read_json(workspace.local("sweep") / "best.json", STAGE)
 
 
 def load_results(workspace: Workspace) -> list[dict[str, float]]:

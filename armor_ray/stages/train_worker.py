@@ -20,7 +20,7 @@ from torch import nn
 
 from armor_ray.config import Config
 from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.serving.golden import write_golden
+from armor_ray.models.golden import write_golden
 from armor_ray.stages.context import Plan
 from armor_ray.stages.methods import INTERPOLATED
 from armor_ray.stages.refresh import RayPairScorer
@@ -98,7 +98,7 @@ def _interpolated(config: Config, trainer: Trainer, result: TrainingResult) -> I
 def publish_retriever(
     workspace: Workspace, plan: Plan, config: Config, result: TrainingResult, questions: list[str], mixed: Interpolation | None
 ) -> None:
-    """Publishes the adapted encoder and, before it, the interpolated one; the first's presence means that both are there."""
+    """Publishes the adapted encoder and, where there is one, the interpolated one, under the same plan."""
     if mixed is not None:
         _publish_encoder(workspace, plan, plan.name + INTERPOLATED, config, mixed.encoder, result, questions, mixed)
     _publish_encoder(workspace, plan, plan.name, config, merged(result.encoder), result, questions, mixed)

@@ -132,10 +132,12 @@ def run_trials(context: Context, specs: list[TrialSpec], table: TrainingTable, s
 
 
 def _start_score_actors(context: Context, count: int, options: dict[str, Any]) -> list[Any]:
+    from armor_ray.stages.arithmetic import scoring_generator
     from armor_ray.stages.refresh import RefreshActor
 
     remote: Any = ray.remote(RefreshActor).options(**options, max_restarts=-1, max_task_retries=-1)
-    actors = [remote.remote(context.config.generator, context.workspace.uri, "train") for _ in range(count)]
+    generator = scoring_generator(context)
+    actors = [remote.remote(generator, context.workspace.uri, "train") for _ in range(count)]
     with user_errors():
         ray.get([actor.__ray_ready__.remote() for actor in actors])
     return actors
@@ -148,10 +150,9 @@ def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: 
     os.environ.update(_TUNE_ENV)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     trainable = ray.tune.with_resources(ray.tune.with_parameters(_trial, runs=runs), _ON_THE_HEAD)
-    storage = storage_path(workspace, runs.folder)
     # A finished trial with an artifact is not among the specs any more; so only a sweep has anything to restore.
     if all(spec.plan is None for spec in runs.specs) and _is_restorable(workspace, f"{runs.folder}/{name}"):
-        return ray.tune.Tuner.restore(f"{storage}/{name}", trainable=trainable, resume_errored=True)
+        return ray.tune.Tuner.restore(workspace.address(f"{runs.folder}/{name}"), trainable=trainable, resume_errored=True)
     workspace.delete(f"{runs.folder}/{name}")
     return ray.tune.Tuner(
         trainable,
@@ -164,18 +165,13 @@ def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: 
         ),
         run_config=ray.tune.RunConfig(
             name=name,
-            storage_path=storage,
+            storage_path=workspace.address(runs.folder),
             # Of the trial's own process, as when its node is taken away.
             failure_config=ray.tune.FailureConfig(max_failures=runs.specs[0].config.training.max_failures),
             callbacks=[TrialProgress(stage, [spec.name for spec in runs.specs])],
             verbose=0,
         ),
     )
-
-
-def storage_path(workspace: Workspace, folder: str) -> str:
-    """A folder of the workspace as Tune and Train want it."""
-    return workspace.path(folder) if workspace.is_local else f"{workspace.uri}/{folder}"
 
 
 def _is_restorable(workspace: Workspace, experiment: str) -> bool:
@@ -294,7 +290,7 @@ def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
         ),
         run_config=RunConfig(
             name=spec.run_name,
-            storage_path=storage_path(workspace, runs.folder),
+            storage_path=workspace.address(runs.folder),
             failure_config=FailureConfig(max_failures=training.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
             callbacks=cast(Any, [TuneReportCallback(), StopAtFault()]),

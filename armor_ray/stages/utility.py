@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import ray
 from ray.data import ActorPoolStrategy
 
-from armor_ray.config import UtilityConfig
+from armor_ray.config import GeneratorConfig, UtilityConfig
 from armor_ray.corpus.schemas import PAIR_UTILITIES
 from armor_ray.errors import ArmorError
 from armor_ray.models.generators.identity import generator_identity
 from armor_ray.objectives.utility import NEEDS_CLOSED_BOOK, utility
+from armor_ray.stages.arithmetic import scoring_generator
 from armor_ray.stages.cluster import connect, plan_actors, user_errors
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.score import CLOSED_BOOK, Pairs, ScoreActor, load_pairs, score_missing
@@ -57,14 +58,15 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     """
     [plan] = todo
     settings = context.config.utility
-    cache = UtilityCache(context.workspace, generator_identity(context.config.generator))
+    generator = scoring_generator(context)
+    cache = UtilityCache(context.workspace, generator_identity(generator))
     pools = {split: load_pairs(context, split) for split in SPLITS}
     for pairs in pools.values():
         for wanted in (pairs, pairs.closed_book()) if settings.kind in NEEDS_CLOSED_BOOK else (pairs,):
-            score_missing(context, wanted, cache.load())
+            score_missing(context, generator, wanted, cache.load())
     entries = cache.load()
     values = {split: pair_utilities(pairs, entries, settings) for split, pairs in pools.items()}
-    noise = _measure_noise(context, pools["train"], entries)
+    noise = _measure_noise(context, generator, pools["train"], entries)
 
     def write(draft: Draft) -> None:
         for split, pairs in pools.items():
@@ -137,7 +139,7 @@ class Noise:
         return {"noise_floor": self.floor, "noise_mean": self.mean, "noise_pairs": self.pairs}
 
 
-def _measure_noise(context: Context, pairs: Pairs, entries: dict[bytes, Entry]) -> Noise:
+def _measure_noise(context: Context, generator: GeneratorConfig, pairs: Pairs, entries: dict[bytes, Entry]) -> Noise:
     """Scores a sample of pairs again, shuffled into small batches."""
     settings = context.config.utility
     random = np.random.default_rng([context.config.seed, 1])
@@ -146,12 +148,12 @@ def _measure_noise(context: Context, pairs: Pairs, entries: dict[bytes, Entry]) 
     wanted = (sample, sample.closed_book()) if settings.kind in NEEDS_CLOSED_BOOK else (sample,)
     again = dict(entries)
     for part in wanted:
-        again.update(_rescored(context, part, entries))
+        again.update(_rescored(context, generator, part, entries))
     change = np.abs(pair_utilities(sample, again, settings) - pair_utilities(sample, entries, settings))
     return Noise(float(np.nanmax(change)), float(np.nanmean(change)), int((~np.isnan(change)).sum()))
 
 
-def _rescored(context: Context, pairs: Pairs, entries: dict[bytes, Entry]) -> dict[bytes, Entry]:
+def _rescored(context: Context, generator: GeneratorConfig, pairs: Pairs, entries: dict[bytes, Entry]) -> dict[bytes, Entry]:
     connect(context.workspace)
     starts = range(0, len(pairs.pairs), _RESCORED_A_BATCH)
     batches = [pairs.pairs[start : start + _RESCORED_A_BATCH] for start in starts]
@@ -159,7 +161,7 @@ def _rescored(context: Context, pairs: Pairs, entries: dict[bytes, Entry]) -> di
     actors = plan_actors(context.config.resources, context.config.resources.score_actors, len(blocks))
     dataset = ray.data.from_arrow(blocks).map_batches(
         RescoreActor,
-        fn_constructor_args=(context.config.generator, context.workspace.uri, pairs.split),
+        fn_constructor_args=(generator, context.workspace.uri, pairs.split),
         batch_size=None,
         compute=ActorPoolStrategy(size=actors.count),
         **actors.options,

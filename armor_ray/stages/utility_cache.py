@@ -30,9 +30,15 @@ def answer_key(question: str, passage: str | None, answer: str) -> bytes:
 
 
 class UtilityCache:
-    """Read all, append batches. Entries are (log-likelihood in nats, answer tokens, error)."""
+    """Read all, append batches. Entries are (log-likelihood in nats, answer tokens, error).
+
+    Args:
+        workspace: holds the cache.
+        generator_identity: of a generator whose dtype is decided; see `stages.arithmetic`.
+    """
 
     def __init__(self, workspace: Workspace, generator_identity: dict[str, Any]) -> None:
+        assert generator_identity["dtype"] != "auto", "what auto means differs between machines"
         name = hashlib.sha256(json.dumps(generator_identity, sort_keys=True).encode()).hexdigest()[:16]
         self._workspace = workspace
         self._folder = f"cache/utilities/{name}"

@@ -65,12 +65,25 @@ def test_jobs_run_and_heads_leave_nothing(tmp_path, capfd):
     assert not (tmp_path / "head.json").exists()
 
 
+@contextlib.contextmanager
+def no_head(*_):
+    yield Head("http://127.0.0.1:1", {})
+
+
+def test_demo_leaves_the_table_to_the_job_and_ends_with_the_summary(tmp_path, monkeypatch):
+    """The job's own output, table included, is streamed past the runner; what the demo itself adds must not repeat it."""
+    monkeypatch.setattr(demo, "local_head", no_head)
+    monkeypatch.setattr(demo, "run_job", lambda *_: "SUCCEEDED")
+    monkeypatch.setattr(demo, "is_complete", lambda _: False)
+    monkeypatch.setattr(demo, "_fetch_models", lambda _: True)
+    (tmp_path / ".head").mkdir()
+    result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
+    assert "Test set" not in result.output
+    assert result.output.splitlines()[-1] == f"summary: {tmp_path}/reports/summary.json"
+
+
 @pytest.mark.parametrize("status", ["FAILED", "STOPPED", "UNKNOWN"])
 def test_demo_never_swallows_a_failed_job(tmp_path, monkeypatch, status):
-    @contextlib.contextmanager
-    def no_head(*_):
-        yield Head("http://127.0.0.1:1", {})
-
     monkeypatch.setattr(demo, "local_head", no_head)
     monkeypatch.setattr(demo, "run_job", lambda *_: status)
     monkeypatch.setattr(demo, "is_complete", lambda _: False)

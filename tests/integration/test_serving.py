@@ -24,9 +24,9 @@ import yaml
 from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_workspace, passage_table, publish_encoder, publish_passages
 
 from armor_ray.errors import ArmorError
+from armor_ray.models.golden import FILE as GOLDEN
+from armor_ray.models.golden import check_golden
 from armor_ray.serving.arguments import ServingArguments
-from armor_ray.serving.golden import FILE as GOLDEN
-from armor_ray.serving.golden import check_golden
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
@@ -88,7 +88,7 @@ def _truncate_index(workspace: Workspace, model: Path) -> None:
 
 def _index_of_another_encoder(workspace: Workspace, model: Path) -> None:
     path = Path(workspace.path("index/index.json"))
-    path.write_text(path.read_text()[:-4] + 'zz"}')
+    path.write_text(path.read_text()[:-5] + 'zz"\n}')
 
 
 def _other_passages(workspace: Workspace, model: Path) -> None:

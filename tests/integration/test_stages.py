@@ -22,11 +22,12 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.generators import load_generator
 from armor_ray.models.generators.protocol import ScoreRequest
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.stages.cluster import plan_actors, plan_trials, user_errors
 from armor_ray.stages.context import Context
 from armor_ray.stages.embed import EmbedActor, block_name, open_embeddings
-from armor_ray.stages.index import open_index
 from armor_ray.stages.plans import PLANS
+from armor_ray.stages.utility_cache import UtilityCache
 from armor_ray.workspace import Workspace
 
 
@@ -149,6 +150,18 @@ def test_another_generator_reuses_vectors_and_pools(own: Tiny) -> None:
     assert log.ran() == ["score"]
     assert "score: utilities is stale: config generator.window changed" in log.lines
     assert cached(own.workspace("w")) == 2 * before  # under an identity of its own
+
+
+def test_dtype_auto_shares_the_cache_of_what_it_stands_for_and_no_other(own: Tiny) -> None:
+    workspace = own.workspace("w")
+    own.run("w", until="score", generator={"dtype": "auto"})
+    meant, known = manifest(workspace, "utilities")["details"]["dtype"], cached(workspace)
+    identities = [json.loads(path.read_text()) for path in workspace.glob("cache/utilities/*/generator.json")]
+    assert {identity["dtype"] for identity in identities} == {"float32", meant}  # "own" was scored in float32
+    own.run("w", until="score", generator={"dtype": meant})
+    assert cached(workspace) == known
+    with pytest.raises(AssertionError):
+        UtilityCache(Workspace(str(workspace)), {**identities[0], "dtype": "auto"})
 
 
 def test_only_new_triples_are_scored(own: Tiny) -> None:

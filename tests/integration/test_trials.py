@@ -186,4 +186,4 @@ def test_force_forgets_what_a_killed_run_left(tiny: Tiny, scored: Path, monkeypa
     seen: list[tuple[int, bool]] = []
     monkeypatch.setattr("armor_ray.stages.train.run_all", lambda context, todo: seen.append((len(todo), leftovers.exists())))
     tiny.run("forced", until="train", force="train", sweep=NO_SWEEP, evaluation=one_recipe("armor", "rag"))
-    assert seen == [(2, False)]
+    assert seen == [(4, False)]  # two retrievers, each with its interpolation

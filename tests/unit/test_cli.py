@@ -175,10 +175,17 @@ def test_damaged_workspace(tiny: Tiny) -> None:
     assert "config.yaml:2: not valid YAML" in refused("status", str(folder))
 
 
-@pytest.mark.parametrize("command", ["status W", "evaluate W", "report W", "search W question", "promote W --to X"])
+@pytest.mark.parametrize(
+    "command", ["status W", "evaluate W", "report W", "search W question", "promote W --to X", "promote W --retriever X"]
+)
 def test_commands_on_what_is_no_workspace(tmp_path: Path, command: str) -> None:
     line = refused(*(str(tmp_path / "none") if word == "W" else word for word in command.split()))
     assert "no config.yaml" in line or "no artifact" in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_promoting_nothing_is_refused(tmp_path: Path) -> None:
+    assert refused("promote", str(tmp_path)) == "promote: nothing to do; give --retriever NAME, --to FOLDER or both"
 
 
 def test_a_message_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:

@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
-from armor_ray.demo import models
 from armor_ray.errors import ArmorError
+from armor_ray.models import demo_models as models
 from armor_ray.models.hub import model_fingerprint, resolve_model
 
 CONTENT = b"weights"

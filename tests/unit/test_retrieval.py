@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from armor_ray.config import IndexConfig
 from armor_ray.errors import ArmorError
-from armor_ray.retrieval import dense, fusion, ranking
+from armor_ray.retrieval import dense, fusion, index_file, ranking
 from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.retrieval.lexical import Bm25
 
@@ -50,6 +51,18 @@ def test_index_kind_survives_the_file_and_small_corpora_stay_flat(clustered, tmp
     assert stored.metric_type == faiss.METRIC_INNER_PRODUCT
     assert stored.nlist == 5500 // 39  # 4·√5500 = 297 lists would leave fewer than 39 points each
     assert isinstance(dense.build_index(passages[:4999], IndexConfig(kind="ivf")), faiss.IndexFlatIP)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_opened_index_is_mapped_and_finds_the_same(clustered, kind, tmp_path):
+    """Forbids flags that FAISS accepts and ignores: a flat index would then be read into every process."""
+    passages, queries = clustered
+    index = dense.build_index(passages, IndexConfig(kind=kind))
+    index_file.save_index(index, tmp_path, {"encoder": "e"})
+    opened = index_file.open_index(tmp_path, "e")
+    assert str(tmp_path / index_file.FILE) in Path("/proc/self/maps").read_text()
+    for found, expected in zip(dense.search(opened, queries, 16), dense.search(index, queries, 16), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_memory_map_in_blocks_gives_the_same_index(clustered, tmp_path, monkeypatch):
@@ -156,7 +169,7 @@ def test_convex_fusion_by_hand():
 def test_best_weight_is_the_one_with_the_best_recall():
     """Passage 1 is gold: first only when neither side decides alone."""
     dense_scores, lexical = np.array([[1.0, 0.8, 0.0, 0.0]]), np.array([[0.0, 0.8, 1.0, 0.0]])
-    weight, curve = fusion.best_weight(dense_scores, lexical, [np.array([1])], [0.0, 0.4, 0.5, 0.6, 1.0], k=1)
+    weight, curve = fusion.best_weight([(dense_scores, lexical)], [np.array([1])], [0.0, 0.4, 0.5, 0.6, 1.0], k=1)
     assert curve == {0.0: 0.0, 0.4: 1.0, 0.5: 1.0, 0.6: 1.0, 1.0: 0.0}
     assert weight == 0.5
 
@@ -165,7 +178,8 @@ def test_fusion_recall_agrees_with_the_ranking_it_stands_for():
     generator = np.random.default_rng(1)
     dense_scores, lexical = generator.integers(0, 4, (2, 40, 30)).astype(np.float32)
     gold = [generator.choice(30, 2, replace=False) for _ in range(40)]
-    _, curve = fusion.best_weight(dense_scores, lexical, gold, [0.3], k=5)
+    blocks = [(dense_scores[start : start + 7], lexical[start : start + 7]) for start in range(0, 40, 7)]
+    _, curve = fusion.best_weight(iter(blocks), gold, [0.3], k=5)
     _, rows = ranking.top_k(fusion.convex(dense_scores, lexical, 0.3), 5)
     assert curve[0.3] == pytest.approx(np.mean([np.isin(found, wanted).any() for found, wanted in zip(rows, gold, strict=True)]))
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from armor_ray import pipeline
 from armor_ray.config import Config, load_config
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
+from armor_ray.stages import promote, sweep, train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
+from armor_ray.stages.trials import TrialSpec
 from armor_ray.workspace import Draft, Workspace
 
 NUM_PASSAGES, NUM_TRAIN = 60, 25
@@ -97,7 +100,6 @@ def test_a_changed_key_is_named_and_reaches_only_what_depends_on_it(
         "generator.batch_tokens=512",
         "resources.embed_actors=1",
         "training.max_failures=0",
-        "serving.port=9000",
         "data.password=x",
     ],
 )
@@ -131,6 +133,66 @@ def test_changed_contents_are_noticed(
     found = stale(case, f"{section}={copy}")
     assert problems <= found.keys()
     assert section != "generator.model" or "embeddings" not in found
+
+
+def test_a_lost_or_old_interpolation_is_noticed_and_trained_again_with_its_plain_one(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(case)
+    finish(config)
+    workspace = Workspace(config.workspace)
+    lost, old = "retrievers/armor-seed0-interpolated", "retrievers/replug-seed0-interpolated"
+    workspace.delete(lost)
+    plain = workspace.require("retrievers/replug-seed0")
+    workspace.publish(
+        old, stage="train", fingerprint="old", inputs={**plain.inputs, "utilities": "old"}, config=plain.config, write=lambda _: None
+    )
+    assert stale(case) == {lost: "missing", old: "stale: utilities changed"}
+
+    specs: list[TrialSpec] = []
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: train.run_all(context, todo))
+    monkeypatch.setattr(train, "connect", lambda _: None)
+    monkeypatch.setattr(train, "load_table", lambda *_: SimpleNamespace(train=[]))
+    monkeypatch.setattr(train, "best_parameters", lambda _: {})
+    monkeypatch.setattr(train, "run_trials", lambda _, wanted, *__: specs.extend(wanted))
+    pipeline.run(config, until="train", say=lambda _: None)
+    assert [spec.name for spec in specs] == ["retrievers/armor-seed0", "retrievers/replug-seed0"]
+
+
+def test_a_damaged_winner_of_the_sweep_is_one_line(tmp_path: Path) -> None:
+    workspace = Workspace(str(tmp_path))
+
+    def write(draft: Draft) -> None:
+        (draft.path / "best.json").write_text("{")
+
+    workspace.publish("sweep", stage="sweep", fingerprint="f", inputs={}, config={}, write=write)
+    with pytest.raises(ArmorError, match=r"best.json: not a readable JSON file .*; rerun with --force sweep$"):
+        sweep.best_parameters(workspace)
+
+
+def test_what_was_promoted_by_hand_stays_until_it_is_trained_anew_or_promotion_is_forced(
+    case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(case)
+    finish(config)
+    workspace = Workspace(config.workspace)
+    source = workspace.require("retrievers/replug-seed0")
+    monkeypatch.setattr(promote, "read_golden", lambda _: None)
+    promote.promote(workspace, "replug-seed0")
+    assert stale(case) == {}
+    assert stale(case, "training.epochs=3")["promoted"] == "stale: retrievers/replug-seed0 changed"
+
+    # The chosen one was trained anew: the choice stays, and is said.
+    by_hand = workspace.require("promoted")
+    finish(load_config(case, ["training.epochs=3"]))
+    workspace.publish("promoted", stage="promote", fingerprint="old", inputs={}, config=by_hand.config, write=lambda _: None)
+    lines: list[str] = []
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: promote.run_all(context, todo))
+    pipeline.run(load_config(case, ["training.epochs=3"]), say=lines.append)
+    assert "promote: replug-seed0 again, as it was promoted by hand; --force promote returns to the best on validation" in lines
+    assert workspace.require("promoted").inputs["retrievers/replug-seed0"] != source.fingerprint
+
+    monkeypatch.setattr(pipeline, "_run", lambda stage, context, todo: lines.append(f"{stage} {todo[0].config}"))
+    pipeline.run(load_config(case, ["training.epochs=3"]), force="promote", say=lambda _: None)
+    assert lines[-1] == "promote {'metric': 'R@3'}"
 
 
 # -- runs that have nothing to do, or cannot --------------------------------------------------------------------------------------

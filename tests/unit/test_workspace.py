@@ -77,6 +77,17 @@ def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://bucket/space"
 
 
+def test_an_address_opens_the_same_place_of_the_same_store() -> None:
+    """What Ray Tune and Train get as storage path: a name behind the options would change their last value."""
+    opened = Workspace("s3://bucket/runs?endpoint_override=localhost:9000&region=us-east-1&scheme=http")
+    store, path = pafs.FileSystem.from_uri(opened.address(".work/train"))
+    assert (store, path) == (opened._fs, "bucket/runs/.work/train") == (opened._fs, opened.path(".work/train"))
+
+
+def test_an_address_of_a_folder_is_its_path(tmp_path: Path) -> None:
+    assert Workspace(tmp_path.as_uri()).address("a/b") == Workspace(str(tmp_path)).address("a/b") == f"{tmp_path}/a/b"
+
+
 # -- publishing ------------------------------------------------------------------------------------------------------------------
 
 

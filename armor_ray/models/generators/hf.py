@@ -17,7 +17,7 @@ from armor_ray.models.generators.packing import PackedRow, Path, grow_trees, pac
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
 from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
 from armor_ray.models.generators.results import collect_results, scorable_paths
-from armor_ray.models.hardware import choose_device, choose_dtype
+from armor_ray.models.hardware import choose_device, choose_dtype, dtype_name
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
 
 # Generation reads logits of one position per prompt, so it affords more tokens than a scoring pass.
@@ -57,7 +57,7 @@ class HfGenerator:
         return {
             "engine": "hf",
             "model": self._fingerprint,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "prompt": self.prompts.fingerprint(),
             "window": self.prompts.window,
         }

