@@ -66,6 +66,21 @@ def needs_rewards(config: Config) -> bool:
     return any(variant.recipe in REWARD_RECIPES for variant in variants(config))
 
 
+def trains_passages(config: Config, recipe: str) -> bool:
+    """Whether the recipe moves the passage tower, so that its retrievers need the corpus embedded anew."""
+    return recipe in REWARD_RECIPES and config.objective.towers == "shared"
+
+
+def corpus_of(retriever: str) -> str:
+    """The artifact with vectors and index of a retriever that trained both towers."""
+    return f"corpora/{retriever.removeprefix('retrievers/')}"
+
+
+def retriever_of(corpus: str) -> str:
+    """The inverse of `corpus_of`."""
+    return f"retrievers/{corpus.removeprefix('corpora/')}"
+
+
 def adapted_methods(config: Config) -> list[Adapted]:
     """Every trained row, the interpolated one below its plain one."""
     rows = []

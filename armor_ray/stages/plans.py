@@ -22,10 +22,12 @@ from armor_ray.stages.methods import (
     Variant,
     adapted_methods,
     answered_methods,
+    corpus_of,
     is_swept,
     needs_rewards,
     recipe_config,
     training_identity,
+    trains_passages,
     variants,
 )
 from armor_ray.workspace import fingerprint_files
@@ -123,6 +125,19 @@ def train_one(context: Context, variant: Variant, seed: int) -> Plan:
     return Plan(variant.artifact(seed), "train", {**training_identity(config), "swept": variant.swept}, inputs)
 
 
+def reindex(context: Context) -> list[Plan]:
+    """A corpus for every retriever that moved the passage tower, interpolated ones included."""
+    config = context.config
+    settings = {"index": config.index.model_dump(), "embed_dtype": config.encoder.embed_dtype}
+    return [
+        Plan(corpus_of(name), "reindex", settings, context.inputs("passages", name))
+        for variant in variants(config)
+        if trains_passages(config, variant.recipe)
+        for seed in config.evaluation.seeds
+        for name in [variant.artifact(seed, mixed) for mixed in ([False, True] if config.training.interpolate else [False])]
+    ]
+
+
 def answer(context: Context) -> list[Plan]:
     """The answers of every row of the generation table."""
     config = context.config
@@ -137,6 +152,7 @@ def answer(context: Context) -> list[Plan]:
     for method in answered_methods(config):
         inputs = ["examples"] if method.method == CLOSED_BOOK else ["examples", "passages", "candidates", "embeddings"]
         inputs += [method.retriever.removesuffix(INTERPOLATED)] if method.retriever else []
+        inputs += [corpus_of(method.retriever)] if method.retriever and corpus_of(method.retriever) in context.fingerprints else []
         planned.append(Plan(method.artifact, "answer", {**settings, "method": method.method}, context.inputs(*inputs)))
     return planned
 
@@ -145,6 +161,7 @@ def evaluate(context: Context) -> list[Plan]:
     config = context.config
     inputs = ["passages", "examples", "candidates", "embeddings"]
     inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
+    inputs += [plan.name for plan in reindex(context)]
     inputs += [method.artifact for method in answered_methods(config)]
     settings = {
         "evaluation": config.evaluation.model_dump(),
@@ -205,6 +222,7 @@ PLANS: dict[str, Callable[[Context], list[Plan]]] = {
     "mine": mine,
     "sweep": sweep,
     "train": train,
+    "reindex": reindex,
     "answer": answer,
     "evaluate": evaluate,
     "promote": promote,
