@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_cases import load_tiny, make_config, make_table, train, weights_of
+from training_cases import load_tiny, make_config, make_table, train
 
 from armor_ray.objectives import Objective
 from armor_ray.training.batches import Batcher
@@ -63,13 +63,11 @@ def test_encoding_passages_gives_the_loss_of_the_frozen_ones_before_any_step(tin
 
 def test_shared_towers_train_to_the_end_in_any_chunks(tiny_bert: Path, tmp_path: Path) -> None:
     table = make_table(load_tiny(tiny_bert))
-    runs = []
+    texts, vectors = table.texts_C[:8], []
     for size in (2, 64):
-        encoder = load_tiny(tiny_bert)
         config = make_config(objective=SHARED, training={"cache_texts": size})
-        result = train(config, tmp_path / str(size), encoder, table)
-        runs.append(weights_of(result.encoder))
-    before = weights_of(load_tiny(tiny_bert))
-    assert max((runs[0][name] - before[name]).abs().max() for name in before) > 1e-3
-    for name, weight in runs[0].items():
-        torch.testing.assert_close(weight, runs[1][name], atol=1e-4, rtol=1e-3)
+        result = train(config, tmp_path / str(size), load_tiny(tiny_bert), table)
+        vectors.append(result.encoder.encode(texts, "passage"))
+    moved = np.abs(vectors[0] - load_tiny(tiny_bert).encode(texts, "passage")).max()
+    assert moved > 0.01
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=moved / 50)

@@ -16,7 +16,7 @@ from armor_ray.models.cross_encoder import CrossEncoder
 from armor_ray.objectives.losses import pairwise_margin
 from armor_ray.training.host import LocalHost
 from armor_ray.training.reward import RewardResult, RewardTrainer
-from armor_ray.training.reward_pairs import RewardPools, RewardTable
+from armor_ray.training.reward_pairs import RewardPools, RewardTable, draw_pairs
 from armor_ray.training.table import PADDING
 
 
@@ -69,8 +69,6 @@ def test_a_steps_loss_is_the_mean_over_questions_of_their_pairs(tiny_bert: Path,
     trainer.module.eval()
     questions = np.array([1, 4, 6])
     total = trainer.module(trainer._batch(7, questions)).item()
-    from armor_ray.training.reward_pairs import draw_pairs
-
     plain = []
     for q in questions.tolist():
         pools = table.train
@@ -98,13 +96,13 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(tiny_bert: Path, tmp_path: P
     folder = tmp_path / "killed"
     folder.mkdir()
     victim = RewardTrainer(settings, 3, table, start(tiny_bert), LocalHost(folder))
-    victim._train_step, steps = _dies_after(victim._train_step, 15)
+    victim._train_step, taken = _dies_after(victim._train_step, 12)
     with pytest.raises(KeyboardInterrupt):
         victim.run()
     resumed = RewardTrainer(settings, 3, table, start(tiny_bert), LocalHost(folder))
-    assert 0 < resumed.progress.step < 15
+    assert 0 < resumed.progress.step < 12
+    assert len(taken) == 12
     result = resumed.run()
-    assert steps
     for (name, a), (_, b) in zip(whole.encoder.named_parameters(), result.encoder.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
 
