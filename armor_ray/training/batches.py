@@ -96,9 +96,20 @@ class Batcher:
 
     Args:
         shared: passages are encoded with the questions (`objective.towers`) instead of looked up.
+        rewarded: rewards and gated negatives go into the batch.
     """
 
-    def __init__(self, table: TrainingTable, pools: QuestionPools, in_batch: InBatch, encoder: BiEncoder, shared: bool = False) -> None:
+    def __init__(
+        self,
+        table: TrainingTable,
+        pools: QuestionPools,
+        in_batch: InBatch,
+        encoder: BiEncoder,
+        *,
+        shared: bool = False,
+        rewarded: bool = False,
+    ) -> None:
+        self._rewarded = rewarded
         self._texts_C = table.texts_C if shared else None
         self._passages_CD = table.passages_CD
         self._document_C = table.document_C
@@ -153,8 +164,10 @@ class Batcher:
         return pool_BN[:, used], self._pools.log_likelihood_QN[mine, used], self._pools.scored_QN[mine, used]
 
     def _reward_columns(self, mine: np.ndarray, width: int) -> dict[str, np.ndarray]:
-        if self._pools.reward_QN is None or self._pools.gated_QN is None:
+        if not self._rewarded:
             return {}
+        if self._pools.reward_QN is None or self._pools.gated_QN is None:
+            raise ArmorError("the recipe learns from rewards, the pools have none", where="training table")
         reward_BN = self._pools.reward_QN[mine, :width]
         return {"reward_BN": reward_BN, "rewarded_BN": ~np.isnan(reward_BN), "gated_BN": self._pools.gated_QN[mine, :width]}
 

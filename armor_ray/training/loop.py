@@ -107,7 +107,9 @@ class Trainer:
 
     def _phase(self, table: TrainingTable, pools: QuestionPools, batch_size: int, seed: int) -> _Phase:
         plan = BatchPlan(len(pools), batch_size, seed, self.host.rank, self.host.world_size)
-        return _Phase(pools, plan, Batcher(table, pools, self.config.objective.in_batch, self.module.encoder, self._shared))
+        rewarded = self.module.objective.recipe.needs_rewards
+        in_batch, encoder = self.config.objective.in_batch, self.module.encoder
+        return _Phase(pools, plan, Batcher(table, pools, in_batch, encoder, shared=self._shared, rewarded=rewarded))
 
     def _validation_phase(self, table: TrainingTable) -> _Phase:
         """Validation batches are as large as training batches where there are questions enough; they repeat without end."""

@@ -25,7 +25,7 @@ def test_cached_gradients_equal_those_of_the_whole_batch(tiny_bert: Path, size: 
     config = make_config(objective=SHARED)
     module = RetrieverStep(encoder, Objective(config.objective, 4).double())
     questions = np.array([0, 3, 5, 8])
-    inputs = Batcher(table, table.train, "positives", encoder, shared=True).build(questions, questions)
+    inputs = Batcher(table, table.train, "positives", encoder, shared=True, rewarded=True).build(questions, questions)
     chunks = module.text_chunks(inputs, size)
     module.train(dropout)
 
@@ -55,7 +55,7 @@ def test_encoding_passages_gives_the_loss_of_the_frozen_ones_before_any_step(tin
     module = RetrieverStep(encoder, Objective(config.objective, 4)).eval()
     questions = np.array([1, 2, 6, 7])
     losses = [
-        module(Batcher(table, table.train, "pools", encoder, shared).build(questions, questions), True).total.item()
+        module(Batcher(table, table.train, "pools", encoder, shared=shared, rewarded=True).build(questions, questions), True).total.item()
         for shared in (False, True)
     ]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
