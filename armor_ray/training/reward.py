@@ -109,6 +109,9 @@ class RewardTrainer:
         self._weights = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(self._weights, lr=config.learning_rate, weight_decay=config.weight_decay)
         self._questions = table.train.with_pairs(table.noise_floor)
+        if len(self._questions) < config.batch_size:
+            message = f"{len(self._questions)} questions with unequal utilities do not fill one batch of {config.batch_size}"
+            raise ArmorError(message, where="reward.batch_size", hint="lower it")
         self._plan = BatchPlan(len(self._questions), config.batch_size, seed, host.rank, host.world_size)
         self.progress = self._restore()
         self._ddp = host.wrap(self.module)
@@ -185,6 +188,9 @@ class RewardTrainer:
         """Validation by rank 0, checkpoint."""
         step = self.progress.step
         metrics = self.host.broadcast(self._validate() if self.host.rank == 0 else None)
+        if not math.isfinite(metrics[self.config.metric]):
+            message = f"no validation question tells {self.config.metric}"
+            raise ArmorError(message, where="reward.metric", hint="choose another, or raise reward.validation_questions")
         self._remember({"step": float(step), **metrics})
         self.progress.observe(metrics[self.config.metric], self.module)
         with tempfile.TemporaryDirectory() as folder:
