@@ -19,9 +19,12 @@ from armor_ray.config_keys import nearest_key
 from armor_ray.config_section import Section
 from armor_ray.errors import ArmorError
 
-Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug"]
+Recipe = Literal["rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug", "uae", "armor_uae"]
 
-RECIPES: tuple[Recipe, ...] = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
+ARMOR_RECIPES: tuple[Recipe, ...] = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
+REWARD_RECIPES: tuple[Recipe, ...] = ("uae", "armor_uae")
+"""Those that learn from the reward model, whose stages run only when one of these is chosen."""
+RECIPES: tuple[Recipe, ...] = (*ARMOR_RECIPES, *REWARD_RECIPES)
 
 
 DataFormat = Literal[
@@ -176,7 +179,13 @@ class ObjectiveConfig(Section):
     )
     tau_min: float = Field(0.01, gt=0, description="Floor of learned temperatures.")
     tau_max: float = Field(10.0, gt=0, description="Ceiling; the sigmoid form only.")
-    kl_temperature: float = Field(1.0, gt=0, description="β of the teacher softmax(ℓ/β) in recipes with a KL term.")
+    kl_temperature: float = Field(1.0, gt=0, description="β of the teacher: softmax(ℓ/β) in replug, softmax(R/β), λ = 1/β, with rewards.")
+    kl_weight: float = Field(1.0, ge=0, description="Weight of KL(π* || π_φ) beside ARMOR's terms.")
+    student_temperature: Literal["fixed", "learned"] = Field("fixed", description="τ of UAE's student; armor_uae always learns it.")
+    towers: Literal["query", "shared"] = Field(
+        "query",
+        description="query: only the query side is trained, the index is kept. shared (UAE): both, and the corpus is embedded anew.",
+    )
     length_normalised: bool = Field(False, description="Divide answer log-likelihoods by their token count.")
     in_batch: Literal["none", "positives", "pools"] = Field("positives", description="Which passages of the other questions are negatives.")
     negatives: int | None = Field(None, ge=1, description="Retrieved negatives per question; None: all of the pool.")
@@ -230,15 +239,18 @@ RELEASED_PRESET: dict[str, Any] = {
 
 # Parameters that only some recipes read; setting or sweeping one elsewhere is refused.
 RECIPE_PARAMETERS: dict[str, frozenset[str]] = {
-    "lambda_q": frozenset({"static_reg", "armor"}),
+    "lambda_q": frozenset({"static_reg", "armor", "armor_uae"}),
     "mix_weight": frozenset({"mix", "static_reg"}),
-    "tau_min": frozenset({"dynamic", "armor"}),
-    "tau_max": frozenset({"dynamic", "armor"}),
-    "temperature_form": frozenset({"dynamic", "armor"}),
-    "temperature_schedule": frozenset({"dynamic", "armor"}),
-    "kl_temperature": frozenset({"replug"}),
-    "length_normalised": frozenset(RECIPES) - {"infonce"},
-    "in_batch": frozenset(RECIPES) - {"rag", "replug"},
+    "tau_min": frozenset({"dynamic", "armor", "uae", "armor_uae"}),
+    "tau_max": frozenset({"dynamic", "armor", "uae", "armor_uae"}),
+    "temperature_form": frozenset({"dynamic", "armor", "uae", "armor_uae"}),
+    "temperature_schedule": frozenset({"dynamic", "armor", "uae", "armor_uae"}),
+    "kl_temperature": frozenset({"replug", "uae", "armor_uae"}),
+    "kl_weight": frozenset({"armor_uae"}),
+    "student_temperature": frozenset({"uae"}),
+    "towers": frozenset(REWARD_RECIPES),
+    "length_normalised": frozenset(RECIPES) - {"infonce", "uae"},
+    "in_batch": frozenset(RECIPES) - {"rag", "replug", "uae"},
     "negatives": frozenset(RECIPES) - {"rag", "replug"},
     "negative_order": frozenset(RECIPES) - {"rag", "replug"},
     "multi_positive": frozenset(RECIPES) - {"rag", "replug"},
@@ -249,6 +261,59 @@ class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class UtilityConfig(Section):
+    """What a passage is worth to the generator, and how far that number can be trusted (UAE §2.1)."""
+
+    kind: Literal["inverse_perplexity", "perplexity_reduction", "log_ratio"] = Field(
+        "inverse_perplexity", description="The two last compare with a closed-book pass."
+    )
+    noise_pairs: int = Field(
+        256, ge=8, description="Pairs scored once more in other batches; the largest change of a utility is the noise floor."
+    )
+    relevant_share: float = Field(0.1, gt=0, lt=1, description="Share of validation utilities that counts as relevant in recall.")
+
+
+class RewardConfig(Section):
+    """The reward model R(q, d): a cross-encoder that learns the generator's ordering of passages (UAE §2.1), and its gate (§2.2)."""
+
+    model: str = Field("microsoft/deberta-v3-base", description="A sequence classifier, or an encoder that gets a new head.")
+    revision: str | None = None
+    stock: str | None = Field(None, description="A cross-encoder to compare with in validation, by folder or id.")
+    max_length: int = Field(384, ge=16, le=8192, description="Tokens of question and passage together.")
+    lora: LoraConfig | None = Field(default_factory=LoraConfig, description="Train low-rank adapters; null trains all weights.")
+    margin: float = Field(1.0, gt=0, description="δ of the pairwise margin loss.")
+    gate_margin: float | None = Field(None, ge=0, description="δ of the utility gate; null: the loss's, as in the paper.")
+    pairs: int = Field(8, ge=1, description="Pairs of passages drawn for a question each time it is seen.")
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(16, ge=1, description="Questions per optimizer step, summed over all workers.")
+    learning_rate: float = Field(2e-4, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    gradient_clip: float = Field(1.0, gt=0)
+    warmup_fraction: float = Field(0.1, ge=0, lt=1)
+    schedule: Literal["constant", "linear"] = "linear"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    score_dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Arithmetic when all pairs are rewarded.")
+    batch_tokens: int = Field(16384, ge=512, description="Token budget of one batch when all pairs are rewarded.")
+    workers: int = Field(1, ge=1, description="DDP ranks.")
+    evaluations_per_epoch: int = Field(1, ge=1)
+    validation_questions: int | None = Field(None, ge=1, description="At most this many in the evaluations while training; null: all.")
+    metric: Literal["pairwise_accuracy", "nDCG@1", "nDCG@5", "Recall@5"] = Field(
+        "pairwise_accuracy", description="Validation metric that picks the checkpoint."
+    )
+    max_failures: int = Field(3, ge=0, description="Restarts after a lost worker.")
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> RewardConfig:
+        if self.batch_size % self.workers:
+            raise ValueError(f"batch_size {self.batch_size} cannot be shared evenly by {self.workers} workers (use a multiple)")
+        return self
+
+    @property
+    def gate(self) -> float:
+        """δ of the utility gate."""
+        return self.margin if self.gate_margin is None else self.gate_margin
 
 
 class TrainingConfig(Section):
@@ -264,6 +329,7 @@ class TrainingConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters; None trains all weights.")
     workers: int = Field(1, ge=1, description="DDP ranks.")
+    cache_texts: int = Field(64, ge=1, description="Texts encoded with a graph at a time where both towers are trained (gradient caching).")
     evaluations_per_epoch: int = Field(1, ge=1)
     patience: int | None = Field(None, ge=1, description="Evaluations without a better validation metric before stopping.")
     metric: Literal["R@1", "R@3", "R@5", "R@16"] = Field("R@3", description="Validation metric that picks the checkpoint.")
@@ -318,7 +384,7 @@ class SweepConfig(Section):
 
 
 class EvaluationConfig(Section):
-    recipes: list[Recipe] = Field(default_factory=lambda: list(RECIPES), min_length=1)
+    recipes: list[Recipe] = Field(default_factory=lambda: list(ARMOR_RECIPES), min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1, description="Training seeds; results are means over them.")
     ks: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the paired bootstrap.")
@@ -374,6 +440,7 @@ class ResourcesConfig(Section):
 
     embed_actors: Count = "auto"
     score_actors: Count = "auto"
+    reward_actors: Count = "auto"
     cpus_per_actor: float = Field(0.5, gt=0, description="CPU reservation of one data actor; below 1 so that reads never starve.")
     gpus_per_actor: Amount = "auto"
     cpus_per_trainer: float = Field(1.0, gt=0, description="CPU reservation of one DDP rank.")
@@ -394,6 +461,8 @@ class Config(Section):
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    utility: UtilityConfig = Field(default_factory=UtilityConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
     sweep: SweepConfig = Field(default_factory=SweepConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
@@ -421,7 +490,14 @@ class Config(Section):
             if name in preset and getattr(self.objective, name) == preset[name]:
                 continue
             _require_used(name, recipe, "objective")
+        _check_pools_have_rewards(self)
         return self
+
+
+def _check_pools_have_rewards(config: Config) -> None:
+    chosen = [recipe for recipe in (config.objective.recipe, *config.evaluation.recipes) if recipe in REWARD_RECIPES]
+    if chosen and config.candidates.refresh != "never":
+        raise ValueError(f"candidates.refresh '{config.candidates.refresh}' adds passages without rewards to the pools of '{chosen[0]}'")
 
 
 def _is_section(name: str) -> bool:

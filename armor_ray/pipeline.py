@@ -85,6 +85,8 @@ def _plan(context: Context, stage: str) -> list[Plan]:
 
 
 def _run_stage(context: Context, stage: str, plans: list[Plan], forced: bool) -> None:
+    if not plans:
+        return  # a stage that this config has no use for
     todo = []
     for status in _statuses(context, plans):
         if status.problem or forced:

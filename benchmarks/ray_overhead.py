@@ -41,8 +41,8 @@ _CALLS = "calls"
 class TimedEmbedActor(embed.EmbedActor):
     """The stage's actor, which also notes when each of its calls began and ended and how much CPU time it took."""
 
-    def __init__(self, config: EncoderConfig, workspace_uri: str, blocks: str) -> None:
-        super().__init__(config, workspace_uri, blocks)
+    def __init__(self, config: EncoderConfig, workspace_uri: str, blocks: str, retriever: str | None = None) -> None:
+        super().__init__(config, workspace_uri, blocks, retriever)
         self._folder = Path(self._workspace.path(f"{blocks}-{_CALLS}"))
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -107,7 +107,7 @@ def make_context(data: Path, folder: Path, num_passages: int) -> Context:
 def through_ray(context: Context, blocks: str, num_passages: int) -> None:
     """The stage's Ray Data pipeline."""
     with mock.patch.object(embed, "EmbedActor", TimedEmbedActor):
-        embed._embed_missing(context, blocks, num_passages)
+        embed.embed_missing(context, blocks)
 
 
 def plain_loop(context: Context, blocks: str, num_passages: int) -> None:

@@ -17,7 +17,7 @@ from armor_ray.training.loop import Trainer, TrainingResult
 from armor_ray.training.table import QuestionPools, TrainingTable, pad_pools
 
 WORDS = [f"w{i}" for i in range(40)]
-ALL_RECIPES = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug")
+ALL_RECIPES = ("rag", "infonce", "mix", "static_reg", "dynamic", "armor", "replug", "uae", "armor_uae")
 
 
 def build_tiny_bert(folder: Path) -> Path:
@@ -51,6 +51,11 @@ def make_table(encoder: BiEncoder, num_train: int = 14, num_validation: int = 7,
     scored_QN = (pool_QN >= 0) & (rng.random(pool_QN.shape) > 0.1)
     utility_QN = (-rng.exponential(5.0, pool_QN.shape)).astype(np.float32)
 
+    rewards = np.random.default_rng([seed, 1])
+    reward_QN = np.where(pool_QN >= 0, rewards.normal(size=pool_QN.shape), np.nan).astype(np.float32)
+    is_gold_QN = np.stack([np.isin(pool, gold) for pool, gold in zip(pool_QN, positives, strict=True)])
+    gated_QN = (pool_QN >= 0) & ~is_gold_QN & (rewards.random(pool_QN.shape) < 0.7)
+
     def split(part: slice) -> QuestionPools:
         return QuestionPools(
             example_ids=[f"q{i}" for i in range(num)[part]],
@@ -60,10 +65,12 @@ def make_table(encoder: BiEncoder, num_train: int = 14, num_validation: int = 7,
             pool_QN=pool_QN[part],
             log_likelihood_QN=utility_QN[part],
             scored_QN=scored_QN[part],
+            reward_QN=reward_QN[part],
+            gated_QN=gated_QN[part],
         )
 
     _, text_C = np.unique(texts, return_inverse=True)
-    return TrainingTable(split(slice(num_train)), split(slice(num_train, num)), vectors_CD, np.arange(24) // 3, text_C)
+    return TrainingTable(split(slice(num_train)), split(slice(num_train, num)), vectors_CD, np.arange(24) // 3, text_C, texts)
 
 
 def make_config(**sections: dict[str, Any]) -> Config:

@@ -50,8 +50,33 @@ UTILITIES = pa.schema(
     ]
 )
 
+PAIR_UTILITIES = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("passage_id", pa.int64()),
+        ("utility", pa.float32()),  # of `utility.kind`, the mean over answers; null when none could be scored
+    ]
+)
+
+REWARDS = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("passage_id", pa.int64()),
+        ("reward", pa.float32()),  # R of the reward model
+    ]
+)
+
+NEGATIVES = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("passage_ids", pa.list_(pa.int64())),  # the candidates' pool, in its order
+        ("rewards", pa.list_(pa.float32())),
+        ("gated", pa.list_(pa.bool_())),  # passed the utility gate: a negative
+    ]
+)
+
 # A pair that could not be scored has an error and no numbers; every other column is complete.
-_MAY_BE_NULL = frozenset({"error", "log_likelihood", "answer_tokens"})
+_MAY_BE_NULL = frozenset({"error", "log_likelihood", "answer_tokens", "utility"})
 
 
 def validate_table(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:

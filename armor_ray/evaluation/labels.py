@@ -23,6 +23,8 @@ _METHODS = {
     "dynamic": "Dynamic",
     "armor": "ARMOR",
     "replug": "REPLUG",
+    "uae": "UAE",
+    "armor_uae": "ARMOR + UAE",
 }
 # Paul Tol's "bright" scheme, told apart by the colour-blind; markers repeat the message in grey print.
 _STYLES = {
@@ -33,6 +35,8 @@ _STYLES = {
     "static_reg": ("#2FA6CB", "v"),
     "dynamic": ("#AA3377", "P"),
     "replug": ("#777777", "X"),
+    "uae": ("#6B4EA0", "<"),
+    "armor_uae": ("#C4581A", "*"),
 }
 _OTHER = ("#222222", "o")
 

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,11 @@ class BiEncoder(nn.Module):
         except (OSError, ValueError, TypeError):
             raise ArmorError(f"not an encoder exported by armor_ray ({_IDENTITY_FILE} missing or unreadable)", where=str(folder)) from None
         return cls(*_load_parts(source), identity).eval()
+
+    def with_own_passages(self) -> BiEncoder:
+        """The same encoder with an identity of its own: for one whose passage side was trained, too."""
+        identity = replace(self.identity, base_weights=weights_fingerprint(self.body))
+        return BiEncoder(self.body, self.tokenizer, identity).eval()
 
     @property
     def dimension(self) -> int:

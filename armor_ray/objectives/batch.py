@@ -11,10 +11,10 @@ from torch import Tensor
 class ObjectiveBatch:
     """Questions, their candidate pools and the in-batch passages, as tensors on one device.
 
-    Vectors are l2-normalised; passage vectors are frozen. Padded entries may hold anything finite: masks decide what counts.
+    Vectors are l2-normalised. Padded entries may hold anything finite: masks decide what counts.
 
     Attributes:
-        query_BD: adapted query vectors; the only input with a gradient.
+        query_BD: adapted query vectors, with a gradient; passage vectors are frozen, or have one too (`objective.towers: shared`).
         base_query_BD: the frozen base encoder's vectors of the same questions.
         pool_BND: vectors of each question's candidates.
         pool_valid_BN: False for padding.
@@ -24,6 +24,9 @@ class ObjectiveBatch:
         scored_BN: False where the generator gave no likelihood.
         extra_PD: distinct passages of other questions (`objective.in_batch`); P = 0 for none.
         extra_negative_BP: those allowed as negatives of each question.
+        reward_BN: R of the reward model, None in recipes without one; anything, even NaN, where not `rewarded_BN`.
+        rewarded_BN: pool entries that have a reward; None together with `reward_BN`.
+        gated_BN: negatives that passed the utility gate; None together with `reward_BN`.
     """
 
     query_BD: Tensor
@@ -36,6 +39,9 @@ class ObjectiveBatch:
     scored_BN: Tensor
     extra_PD: Tensor
     extra_negative_BP: Tensor
+    reward_BN: Tensor | None = None
+    rewarded_BN: Tensor | None = None
+    gated_BN: Tensor | None = None
 
     def __post_init__(self) -> None:
         # A mask of shape [B, 1] would broadcast silently.
@@ -44,5 +50,7 @@ class ObjectiveBatch:
         assert self.query_BD.shape == self.base_query_BD.shape == (num_questions, dim)
         for mask in (self.pool_valid_BN, self.positive_BN, self.negative_BN, self.log_likelihood_BN, self.scored_BN):
             assert mask.shape == (num_questions, num_pool)
+        for optional in (self.reward_BN, self.rewarded_BN, self.gated_BN):
+            assert optional is None or optional.shape == (num_questions, num_pool)
         assert self.extra_PD.shape == (num_extra, dim)
         assert self.extra_negative_BP.shape == (num_questions, num_extra)

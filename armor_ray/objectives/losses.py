@@ -92,6 +92,33 @@ def rank_distillation(scores_BN: Tensor, base_scores_BN: Tensor, mask_BN: Tensor
     return kl_to_teacher(scores_BN, base_scores_BN / fixed_tau, mask_BN, fixed_tau)
 
 
+def pairwise_margin(better_M: Tensor, worse_M: Tensor, margin: float) -> Tensor:
+    """Margin ranking loss of the reward model, max(0, δ − (R(q, d_i) − R(q, d_j))) for U_i > U_j (UAE, Eq. 2).
+
+    Args:
+        better_M: R(q, d_i) of M pairs, the passage of higher utility.
+        worse_M: R(q, d_j).
+        margin: δ > 0.
+
+    Returns:
+        One value a pair, [M].
+    """
+    return F.relu(margin - (better_M - worse_M))
+
+
+def uae_kl(scores_BN: Tensor, reward_BN: Tensor, mask_BN: Tensor, tau: Tensor, beta: float) -> Tensor:
+    """L_UAE = KL(π* ‖ π_φ), π* = softmax(λ·R) with λ = 1/β, π_φ = softmax(s/τ), both over {gold} ∪ negatives (UAE, Eq. 3 to 5).
+
+    Args:
+        scores_BN: retrieval scores s.
+        reward_BN: R; ignored, even if NaN, outside the mask.
+        mask_BN: {gold} ∪ negatives; a single passage gives 0.
+        tau: τ of the student.
+        beta: β > 0, the teacher's temperature 1/λ.
+    """
+    return kl_to_teacher(scores_BN, reward_BN / beta, mask_BN, tau)
+
+
 def weight_anchor(weights: Iterable[Tensor], base_weights: Iterable[Tensor]) -> Tensor:
     """Mean squared distance of all trained weights, taken together, to their base values; a scalar (METHODS §4).
 

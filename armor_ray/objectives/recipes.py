@@ -15,7 +15,7 @@ from armor_ray.config import ObjectiveConfig
 from armor_ray.objectives import losses
 from armor_ray.objectives.batch import ObjectiveBatch
 from armor_ray.objectives.selection import pick_negatives, top_mask
-from armor_ray.objectives.temperature import Temperature
+from armor_ray.objectives.temperature import Temperature, TemperatureForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LossTerms:
         total: weighted sum of the terms, averaged over the questions; differentiable.
         terms: unweighted mean of each active term, detached.
         skipped: per term, the number of questions to which it did not apply (their share of the mean is 0), detached.
-        temperatures: current τ of "rag" and "infonce", detached.
+        temperatures: current τ of "rag" and "infonce", and of "kl" in recipes with a reward model, detached.
         drift: mean 1 − cos(q, q0), whatever its weight, detached.
     """
 
@@ -46,6 +46,26 @@ class _Step:
     config: ObjectiveConfig
     top_k: int
     tau: Mapping[str, Tensor]
+    gated: bool
+
+    def negative_BN(self) -> Tensor:
+        """Pool passages that may be negatives: what passed the utility gate, or in recipes without one, what is no kin of a gold one."""
+        if not self.gated:
+            return self.batch.negative_BN
+        assert self.batch.gated_BN is not None, "the recipe's table holds gated negatives"
+        return self.batch.gated_BN
+
+    def picked_negatives_BN(self) -> Tensor:
+        """The negatives of the pool that a contrastive term takes."""
+        batch, config = self.batch, self.config
+        return pick_negatives(
+            self.scores_BN,
+            batch.pool_valid_BN,
+            self.negative_BN(),
+            count=config.negatives,
+            order=config.negative_order,
+            top_k=self.top_k,
+        )
 
     def retrieved_BN(self) -> Tensor:
         """The top-k by current scores among the scored passages of the pool (Remark 2 of the paper)."""
@@ -73,14 +93,7 @@ def infonce(step: _Step) -> _Term:
     positive_BN = batch.positive_BN & batch.pool_valid_BN
     if config.multi_positive == "best":
         positive_BN = top_mask(step.scores_BN, positive_BN, 1)
-    retrieved_BN = pick_negatives(
-        step.scores_BN,
-        batch.pool_valid_BN,
-        batch.negative_BN,
-        count=config.negatives,
-        order=config.negative_order,
-        top_k=step.top_k,
-    )
+    retrieved_BN = step.picked_negatives_BN()
     scores_BM = torch.cat([step.scores_BN, batch.query_BD @ batch.extra_PD.T], dim=-1)
     positive_BM = torch.cat([positive_BN, torch.zeros_like(batch.extra_negative_BP)], dim=-1)
     negative_BM = torch.cat([retrieved_BN, batch.extra_negative_BP], dim=-1)
@@ -94,6 +107,16 @@ def replug(step: _Step) -> _Term:
     beta = step.config.kl_temperature
     loss_B = losses.replug_kl(step.scores_BN, step.batch.log_likelihood_BN, mask_BN, step.tau["rag"], beta)
     return _Term(loss_B, mask_BN.any(dim=-1))
+
+
+def uae(step: _Step) -> _Term:
+    """L_UAE over {gold} ∪ gated negatives; a question with only one passage there teaches nothing."""
+    batch = step.batch
+    assert batch.reward_BN is not None, "the recipe's table holds rewards"
+    assert batch.rewarded_BN is not None
+    mask_BN = (batch.positive_BN | step.picked_negatives_BN()) & batch.pool_valid_BN & batch.rewarded_BN
+    loss_B = losses.uae_kl(step.scores_BN, batch.reward_BN, mask_BN, step.tau["kl"], step.config.kl_temperature)
+    return _Term(loss_B, mask_BN.sum(dim=-1) > 1)
 
 
 def query_distillation(step: _Step) -> _Term:
@@ -122,6 +145,11 @@ class Recipe:
     regularisers: Mapping[TermFunction, Weight] = field(default_factory=dict)
     learned: bool = False
 
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether it learns from the reward model."""
+        return uae in self.terms
+
 
 def _one(_: ObjectiveConfig) -> float:
     return 1.0
@@ -139,6 +167,10 @@ def _lambda_q(config: ObjectiveConfig) -> float:
     return config.lambda_q
 
 
+def _kl_weight(config: ObjectiveConfig) -> float:
+    return config.kl_weight
+
+
 def _rank_weight(config: ObjectiveConfig) -> float:
     return config.rank_distillation
 
@@ -151,6 +183,8 @@ RECIPES: dict[str, Recipe] = {
     "dynamic": Recipe({rag: _one, infonce: _one}, learned=True),
     "armor": Recipe({rag: _one, infonce: _one}, {query_distillation: _lambda_q}, learned=True),
     "replug": Recipe({replug: _one}),
+    "uae": Recipe({uae: _one}),
+    "armor_uae": Recipe({rag: _one, infonce: _one, uae: _kl_weight}, {query_distillation: _lambda_q}, learned=True),
 }
 
 # The optional regularisers that any recipe takes; the weight anchor needs the model and is the trainer's (`losses.weight_anchor`).
@@ -170,9 +204,12 @@ class Objective(nn.Module):
         self.config = config
         self.top_k = top_k
         self.recipe = RECIPES[config.recipe]
-        form = config.temperature_form if self.recipe.learned else "fixed"
+        fixed: TemperatureForm = "fixed"
+        forms = dict.fromkeys(("rag", "infonce"), config.temperature_form if self.recipe.learned else fixed)
+        if self.recipe.needs_rewards:
+            forms["kl"] = config.temperature_form if self.recipe.learned or config.student_temperature == "learned" else fixed
         self.temperatures = nn.ModuleDict(
-            {name: Temperature(form, config.initial_temperature, config.tau_min, config.tau_max) for name in ("rag", "infonce")}
+            {name: Temperature(form, config.initial_temperature, config.tau_min, config.tau_max) for name, form in forms.items()}
         )
 
     def temperature_parameters(self) -> list[nn.Parameter]:
@@ -204,7 +241,7 @@ class Objective(nn.Module):
         wide = _widen(batch)
         scores_BN = _pool_scores(wide.query_BD, wide.pool_BND)
         tau = {name: temperature() for name, temperature in self.temperatures.items()}
-        return _Step(wide, scores_BN, self.config, self.top_k, tau)
+        return _Step(wide, scores_BN, self.config, self.top_k, tau, self.recipe.needs_rewards)
 
     def _weights(self, regularised: bool) -> dict[TermFunction, float]:
         chosen = dict(self.recipe.terms)
@@ -215,7 +252,8 @@ class Objective(nn.Module):
 
 
 def _widen(batch: ObjectiveBatch) -> ObjectiveBatch:
-    return ObjectiveBatch(**{name: losses.widen(getattr(batch, name)) for name in ObjectiveBatch.__slots__})
+    values = {name: getattr(batch, name) for name in ObjectiveBatch.__slots__}
+    return ObjectiveBatch(**{name: losses.widen(value) for name, value in values.items() if value is not None})
 
 
 def _pool_scores(query_BD: Tensor, pool_BND: Tensor) -> Tensor:

@@ -72,13 +72,15 @@ class Retriever:
         torch.set_num_threads(arguments.threads)
         faiss.omp_set_num_threads(arguments.threads)
         manifest = workspace.require(arguments.artifact)
-        check_same_corpus(workspace)
+        # An encoder whose passage side was trained, too, searches vectors of its own.
+        index_artifact = manifest.details.get("corpus", "index")
+        check_same_corpus(workspace, index_artifact)
         folder = workspace.local(arguments.artifact)
         encoder = BiEncoder.from_folder(folder)
         if torch.cuda.is_available():
             encoder.to("cuda")
         check_golden(encoder, folder)
-        index_folder = workspace.local("index")
+        index_folder = workspace.local(index_artifact)
         index = open_index(index_folder, encoder.identity.fingerprint())
         passages = read_parquet(workspace.local("passages") / "passages.parquet", "prepare")
         if len(passages) != index.ntotal:
@@ -141,17 +143,17 @@ class Retriever:
         return {name: column[row].as_py() for name, column in self._columns.items()}
 
 
-def check_same_corpus(workspace: Workspace) -> None:
+def check_same_corpus(workspace: Workspace, index_artifact: str = "index") -> None:
     """Refuses an index that was built from other passages than the workspace holds now.
 
     Raises:
         ArmorError: an artifact is missing, or the chain passages - embeddings - index is broken (an interrupted rerun).
     """
-    passages, index = workspace.require("passages"), workspace.require("index")
-    embeddings = workspace.manifest("embeddings")
+    passages, index = workspace.require("passages"), workspace.require(index_artifact)
+    embeddings = workspace.manifest("embeddings") if index_artifact == "index" else index
     if embeddings is None:  # not needed for serving; a slim copy of a workspace leaves it out
         return
-    links = ((index, embeddings), (embeddings, passages))
+    links = [(embeddings, passages)] if index is embeddings else [(index, embeddings), (embeddings, passages)]
     for product, source in links:
         if product.inputs.get(source.name) != source.fingerprint:
             message = f"'{product.name}' was made of other '{source.name}' than the workspace holds"

@@ -67,7 +67,8 @@ def _retrieved(context: Context, methods: list[AnsweredMethod], count: int) -> d
             passages[method.method] = [[] for _ in range(count)]
             continue
         queries = vectors[method.retriever] if method.retriever else base_query_vectors(context.workspace)
-        top_QK = rankers.dense(queries["test"][:count]).rows_QK[:, : context.config.evaluation.generation_top_k]
+        own = rankers.of(method.retriever) if method.retriever else rankers
+        top_QK = own.dense(queries["test"][:count]).rows_QK[:, : context.config.evaluation.generation_top_k]
         passages[method.method] = [[rankers.text(row) for row in rows] for rows in top_QK]
     return passages
 

@@ -25,13 +25,18 @@ FILE = "part-00000.npy"
 
 
 class EmbedActor:
-    """Encodes row ranges of the passages and stores each as one `.npz` block in the workspace."""
+    """Encodes row ranges of the passages and stores each as one `.npz` block in the workspace.
 
-    def __init__(self, config: EncoderConfig, workspace_uri: str, blocks: str) -> None:
+    Args:
+        retriever: artifact of the encoder, where it is a trained one.
+    """
+
+    def __init__(self, config: EncoderConfig, workspace_uri: str, blocks: str, retriever: str | None = None) -> None:
         self._workspace = Workspace(workspace_uri)
         self._passages = open_parquet(self._workspace.local("passages") / "passages.parquet", "prepare")
         device = choose_device()
-        self._encoder = BiEncoder.load(config).to(device)
+        encoder = BiEncoder.load(config) if retriever is None else BiEncoder.from_folder(self._workspace.local(retriever))
+        self._encoder = encoder.to(device)
         self._dtype = choose_dtype(config.embed_dtype, device)
         self._identity = self._encoder.identity.fingerprint()
         self._config = config
@@ -60,23 +65,25 @@ def block_rows(num_passages: int) -> int:
 
 def run_all(context: Context, todo: list[Plan]) -> None:
     [plan] = todo
-    workspace = context.workspace
-    connect(workspace)
-    num_passages = workspace.require("passages").rows["passages"]
+    connect(context.workspace)
     blocks = f"{work_folder(STAGE)}/{plan.fingerprint}"
-    _embed_missing(context, blocks, num_passages)
+    embed_missing(context, blocks)
 
     def write(draft: Draft) -> None:
-        facts = _assemble(workspace, blocks, num_passages, draft.path / FILE)
-        draft.rows["embeddings"] = num_passages
-        draft.details |= {"dimension": facts.dimension, "truncated_passages": facts.truncated, "encoder": facts.encoder}
+        facts = assemble(context, blocks, draft)
         if facts.truncated:
             context.say(f"embed: {facts.truncated} passages are longer than encoder.max_length and were cut")
 
     context.publish(plan, write)
 
 
-def _embed_missing(context: Context, blocks: str, num_passages: int) -> None:
+def _num_passages(context: Context) -> int:
+    return context.workspace.require("passages").rows["passages"]
+
+
+def embed_missing(context: Context, blocks: str, retriever: str | None = None) -> None:
+    """Embeds the passages that the folder `blocks` lacks, with the base encoder or that of a `retriever` artifact."""
+    num_passages = _num_passages(context)
     done = {Path(name).name for name in context.workspace.files(blocks)}
     size = block_rows(num_passages)
     ranges = [(start, min(start + size, num_passages)) for start in range(0, num_passages, size)]
@@ -88,7 +95,7 @@ def _embed_missing(context: Context, blocks: str, num_passages: int) -> None:
     actors = plan_actors(context.config.resources, context.config.resources.embed_actors, len(todo))
     dataset = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         EmbedActor,
-        fn_constructor_args=(context.config.encoder, context.workspace.uri, blocks),
+        fn_constructor_args=(context.config.encoder, context.workspace.uri, blocks, retriever),
         batch_size=1,
         compute=ActorPoolStrategy(size=actors.count),
         **actors.options,
@@ -106,6 +113,19 @@ class Facts:
     dimension: int
     truncated: int
     encoder: str
+
+
+def assemble(context: Context, blocks: str, draft: Draft) -> Facts:
+    """Writes the vectors of all `blocks` into an artifact that `open_embeddings` opens, with its row count and facts.
+
+    Raises:
+        ArmorError: blocks of different encoders.
+    """
+    num_passages = _num_passages(context)
+    facts = _assemble(context.workspace, blocks, num_passages, draft.path / FILE)
+    draft.rows["embeddings"] = num_passages
+    draft.details |= {"dimension": facts.dimension, "truncated_passages": facts.truncated, "encoder": facts.encoder}
+    return facts
 
 
 def _assemble(workspace: Workspace, blocks: str, num_passages: int, path: Path) -> Facts:

@@ -94,15 +94,15 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
     base = base_query_vectors(workspace)
     yield Method(BASE, [rankers.dense(base["test"])], None)
     for row in adapted:
-        yield Method(row.method, [rankers.dense(vectors[artifact]["test"]) for artifact in row.artifacts], BASE)
+        yield Method(row.method, [rankers.of(artifact).dense(vectors[artifact]["test"]) for artifact in row.artifacts], BASE)
     yield Method(BM25, [rankers.lexical(split.questions)], BASE)
     validation = load_split(workspace, "validation")
     base_fusion = f"{BM25}+{BASE}"
-    yield _fused(config, base_fusion, [base], split, validation, rankers, None)
+    yield _fused(config, base_fusion, [(rankers, base)], split, validation, None)
     for row in adapted:
         if row.is_main:
-            seeds = [vectors[artifact] for artifact in row.artifacts]
-            yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, rankers, base_fusion)
+            seeds = [(rankers.of(artifact), vectors[artifact]) for artifact in row.artifacts]
+            yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, base_fusion)
     for found in rank_baselines(config, workspace, rankers.depth, context.say):
         yield Method(found.method, [found.ranking], BASE, found.weight, found.faults)
 
@@ -110,16 +110,15 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
 def _fused(
     config: Config,
     name: str,
-    seeds: list[QueryVectors],
+    seeds: list[tuple[Rankers, QueryVectors]],
     split: SplitQuestions,
     validation: SplitQuestions,
-    rankers: Rankers,
     reference: str | None,
 ) -> Method:
     """Convex fusion with BM25, the weight tuned on validation for each seed's encoder."""
     grid, k = config.evaluation.fusion_grid, int(config.training.metric.removeprefix("R@"))
-    weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for v in seeds]
-    rankings = [rankers.fused(v["test"], split.questions, weight) for v, weight in zip(seeds, weights, strict=True)]
+    weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for rankers, v in seeds]
+    rankings = [rankers.fused(v["test"], split.questions, weight) for (rankers, v), weight in zip(seeds, weights, strict=True)]
     return Method(name, rankings, reference, float(np.mean(weights)))
 
 

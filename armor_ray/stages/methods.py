@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from armor_ray.config import RECIPE_PARAMETERS, Config, validate_config
+from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, validate_config
 from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
 
 INTERPOLATED = "-interpolated"
@@ -61,6 +61,26 @@ def variants(config: Config) -> list[Variant]:
     return [*presets, Variant(config.objective.recipe, swept=True)] if is_swept(config) else presets
 
 
+def needs_rewards(config: Config) -> bool:
+    """Whether anything that is trained learns from the reward model."""
+    return any(variant.recipe in REWARD_RECIPES for variant in variants(config))
+
+
+def trains_passages(config: Config, recipe: str) -> bool:
+    """Whether the recipe moves the passage tower, so that its retrievers need the corpus embedded anew."""
+    return recipe in REWARD_RECIPES and config.objective.towers == "shared"
+
+
+def corpus_of(retriever: str) -> str:
+    """The artifact with vectors and index of a retriever that trained both towers."""
+    return f"corpora/{retriever.removeprefix('retrievers/')}"
+
+
+def retriever_of(corpus: str) -> str:
+    """The inverse of `corpus_of`."""
+    return f"retrievers/{corpus.removeprefix('corpora/')}"
+
+
 def adapted_methods(config: Config) -> list[Adapted]:
     """Every trained row, the interpolated one below its plain one."""
     rows = []
@@ -96,9 +116,13 @@ def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, A
 
 def training_identity(config: Config) -> dict[str, Any]:
     """The part of a config that decides a training run's numbers."""
+    # What only recipes with rewards read is no part of the others, so that trained retrievers outlive the addition of such a recipe.
+    unread = {
+        key for key, readers in RECIPE_PARAMETERS.items() if readers <= set(REWARD_RECIPES) and config.objective.recipe not in readers
+    }
     return {
         "seed": config.seed,
-        "objective": config.objective.model_dump(),
-        "training": config.training.model_dump(exclude={"max_failures", "workers"}),
+        "objective": config.objective.model_dump(exclude=unread),
+        "training": config.training.model_dump(exclude={"max_failures", "workers", "cache_texts"}),
         "candidates": config.candidates.model_dump(exclude={"pool_size"}),
     }

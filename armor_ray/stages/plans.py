@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from armor_ray.config import Config
+from armor_ray.config import REWARD_RECIPES, Config
 from armor_ray.corpus.sources import source_files
 from armor_ray.corpus.sources.files import data_path
 from armor_ray.errors import ArmorError
@@ -26,15 +26,18 @@ from armor_ray.stages.methods import (
     Variant,
     adapted_methods,
     answered_methods,
+    corpus_of,
     is_swept,
+    needs_rewards,
     recipe_config,
     training_identity,
+    trains_passages,
     variants,
 )
 from armor_ray.workspace import fingerprint, fingerprint_files
 
 TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
-"""What a training table is assembled from."""
+"""What every training table is assembled from."""
 
 
 def prepare(context: Context) -> list[Plan]:
@@ -80,11 +83,45 @@ def scored_splits(config: Config) -> list[str]:
     return ["train", "validation"] if config.objective.temperature_schedule == "alternating" else ["train"]
 
 
+def utility(context: Context) -> list[Plan]:
+    """What only recipes with rewards need begins here."""
+    if not needs_rewards(context.config):
+        return []
+    config = {"generator": _generator(context), "utility": context.config.utility.model_dump(), "seed": context.config.seed}
+    return [Plan("pair_utilities", "utility", config, context.inputs("utilities", "candidates", "examples", "passages"))]
+
+
+def reward(context: Context) -> list[Plan]:
+    """The reward model, then its rewards for all pairs beside its validation."""
+    if not needs_rewards(context.config):
+        return []
+    settings = context.config.reward
+    model = context.once("reward model", lambda: identify_model(settings.model, settings.revision))
+    unread = {"model", "revision", "stock", "gate_margin", "score_dtype", "batch_tokens", "workers", "max_failures"}
+    config = {"seed": context.config.seed, "model": model, "reward": settings.model_dump(exclude=unread)}
+    trained = Plan("reward_model", "reward", config, context.inputs("pair_utilities", "candidates", "examples", "passages"))
+    inputs = {trained.name: trained.fingerprint, **trained.inputs}
+    return [trained, Plan("rewards", "reward", {"stock": settings.stock, "score_dtype": settings.score_dtype}, inputs)]
+
+
+def mine(context: Context) -> list[Plan]:
+    if not needs_rewards(context.config):
+        return []
+    config = {"margin": context.config.reward.gate, "top_k": context.config.candidates.top_k}
+    return [Plan("negatives", "mine", config, context.inputs("rewards", "candidates"))]
+
+
+def table_inputs(recipe: str) -> tuple[str, ...]:
+    """What a recipe's training table is assembled from."""
+    return (*TABLE, "negatives") if recipe in REWARD_RECIPES else TABLE
+
+
 def sweep(context: Context) -> list[Plan]:
     config = context.config
     if not is_swept(config):
         return []
-    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, context.inputs(*TABLE))]
+    inputs = context.inputs(*table_inputs(config.objective.recipe))
+    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, inputs)]
 
 
 def train(context: Context) -> list[Plan]:
@@ -100,9 +137,22 @@ def train(context: Context) -> list[Plan]:
 
 
 def train_one(context: Context, variant: Variant, seed: int) -> Plan:
-    inputs = context.inputs(*TABLE, *(["sweep"] if variant.swept else []))
+    inputs = context.inputs(*table_inputs(variant.recipe), *(["sweep"] if variant.swept else []))
     config = recipe_config(context.config, variant.recipe, seed)
     return Plan(variant.artifact(seed), "train", {**training_identity(config), "swept": variant.swept}, inputs)
+
+
+def reindex(context: Context) -> list[Plan]:
+    """A corpus for every retriever that moved the passage tower, interpolated ones included."""
+    config = context.config
+    settings = {"index": config.index.model_dump(), "embed_dtype": config.encoder.embed_dtype}
+    return [
+        Plan(corpus_of(name), "reindex", settings, context.inputs("passages", name))
+        for variant in variants(config)
+        if trains_passages(config, variant.recipe)
+        for seed in config.evaluation.seeds
+        for name in [variant.artifact(seed, mixed) for mixed in ([False, True] if config.training.interpolate else [False])]
+    ]
 
 
 def answer(context: Context) -> list[Plan]:
@@ -119,6 +169,7 @@ def answer(context: Context) -> list[Plan]:
     for method in answered_methods(config):
         inputs = ["examples"] if method.method == CLOSED_BOOK else ["examples", "passages", "candidates", "embeddings"]
         inputs += [method.retriever.removesuffix(INTERPOLATED)] if method.retriever else []
+        inputs += [corpus_of(method.retriever)] if method.retriever and corpus_of(method.retriever) in context.fingerprints else []
         planned.append(Plan(method.artifact, "answer", {**settings, "method": method.method}, context.inputs(*inputs)))
     return planned
 
@@ -128,6 +179,7 @@ def evaluate(context: Context) -> list[Plan]:
     check_names(config)
     inputs = ["passages", "examples", "candidates", "embeddings"]
     inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
+    inputs += [plan.name for plan in reindex(context)]
     inputs += [method.artifact for method in answered_methods(config)]
     settings = {
         "evaluation": config.evaluation.model_dump(),
@@ -184,8 +236,12 @@ PLANS: dict[str, Callable[[Context], list[Plan]]] = {
     "index": index,
     "candidates": candidates,
     "score": score,
+    "utility": utility,
+    "reward": reward,
+    "mine": mine,
     "sweep": sweep,
     "train": train,
+    "reindex": reindex,
     "answer": answer,
     "evaluate": evaluate,
     "promote": promote,

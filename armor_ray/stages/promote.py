@@ -38,6 +38,7 @@ def _publish(workspace: Workspace, plan: Plan, source_name: str, source: Manifes
     def write(draft: Draft) -> None:
         shutil.copytree(folder, draft.path, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
         draft.details |= {"retriever": source_name.removeprefix("retrievers/"), "fingerprint": source.fingerprint}
+        draft.details |= {"corpus": source.details["corpus"]} if "corpus" in source.details else {}
 
     return workspace.publish(plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
 

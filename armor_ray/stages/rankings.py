@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,9 +84,19 @@ class Rankers:
     """
 
     def __init__(self, workspace: Workspace, deepest: int = RANKED) -> None:
+        self._workspace = workspace
         self.passages_CD = open_embeddings(workspace.local("embeddings"))
         self._texts = load_passages(workspace, "text").column("text")
         self.depth = min(max(RANKED, deepest), len(self._texts))
+
+    def of(self, retriever: str) -> Rankers:
+        """These rankers over the vectors that a retriever searches: the base encoder's, or those of its own passage tower."""
+        corpus = self._workspace.require(retriever).details.get("corpus")
+        if corpus is None:
+            return self
+        own = copy.copy(self)
+        own.passages_CD = open_embeddings(self._workspace.local(corpus))
+        return own
 
     @functools.cached_property
     def _bm25(self) -> Bm25:

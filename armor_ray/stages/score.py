@@ -7,7 +7,7 @@ utility cache themselves and return only counts: log-probabilities never travel,
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ from armor_ray.workspace import Draft, Workspace, read_parquet
 
 STAGE = "score"
 PAIRS_A_BATCH = 256
+CLOSED_BOOK = -1
+"""In place of a passage id: the answers without any passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,19 @@ class ScoreActor:
 
     def _score(self, examples: list[int], passage_ids: list[int]) -> tuple[dict[bytes, Entry], int]:
         """Entries, and how many passages were cut to fit."""
-        requests = [
-            ScoreRequest(f"{e}/{p}", self._questions[e].text, self._texts[p].as_py(), self._questions[e].answers)
-            for e, p in zip(examples, passage_ids, strict=True)
-        ]
+        requests = self._requests(examples, passage_ids)
         results = self._generator.score(requests)
         return self._cache.append(requests, results), sum(result.passage_tokens_cut > 0 for result in results)
+
+    def _requests(self, examples: list[int], passage_ids: list[int]) -> list[ScoreRequest]:
+        return [
+            ScoreRequest(f"{e}/{p}", self._questions[e].text, _text(self._texts, p), self._questions[e].answers)
+            for e, p in zip(examples, passage_ids, strict=True)
+        ]
+
+
+def _text(texts: pa.ChunkedArray, passage_id: int) -> str | None:
+    return None if passage_id == CLOSED_BOOK else texts[passage_id].as_py()
 
 
 def load_questions(examples: Path, split: str) -> list[Question]:
@@ -91,9 +100,9 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     generator = scoring_generator(context)
     cache = UtilityCache(context.workspace, generator_identity(generator))
     cache.describe()
-    pools = [_load_pairs(context, split) for split in scored_splits(context.config)]
+    pools = [load_pairs(context, split) for split in scored_splits(context.config)]
     for pairs in pools:
-        _score_missing(context, generator, pairs, cache.load())
+        score_missing(context, generator, pairs, cache.load())
     entries = cache.load()
     tables = {pairs.split: _utilities(pairs, entries) for pairs in pools}
     errors = {split: _count_errors(table, split) for split, table in tables.items()}
@@ -123,11 +132,16 @@ class Pairs:
 
     def keys(self, example: int, passage: int) -> list[bytes]:
         """Cache keys of the pair's answers."""
-        question, text = self.questions[example], self.texts[passage].as_py()
+        question, text = self.questions[example], _text(self.texts, passage)
         return [answer_key(question.text, text, answer) for answer in question.answers]
 
+    def closed_book(self) -> Pairs:
+        """Each question once, without a passage."""
+        return replace(self, pairs=[(example, CLOSED_BOOK) for example in dict.fromkeys(example for example, _ in self.pairs)])
 
-def _load_pairs(context: Context, split: str) -> Pairs:
+
+def load_pairs(context: Context, split: str) -> Pairs:
+    """The pools of one split of the candidates artifact."""
     table = read_parquet(context.local("candidates") / f"{split}.parquet", "candidates")
     pairs = [(example, passage) for example, pool in enumerate(table["passage_ids"].to_pylist()) for passage in pool]
     questions = load_questions(context.local("examples"), split)
@@ -147,7 +161,8 @@ def missing_batches(pairs: Pairs, known: Container[bytes]) -> list[list[tuple[in
     return [batch for batch in missing if batch]
 
 
-def _score_missing(context: Context, generator: GeneratorConfig, pairs: Pairs, known: Container[bytes]) -> None:
+def score_missing(context: Context, generator: GeneratorConfig, pairs: Pairs, known: Container[bytes]) -> None:
+    """Scores the pairs that are not `known` on an actor pool, into the cache."""
     todo = missing_batches(pairs, known)
     if not todo:
         return

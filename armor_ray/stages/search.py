@@ -40,10 +40,10 @@ def compare(workspace: Workspace, config: Config, question: str, k: int) -> list
         ArmorError: nothing promoted, or k larger than the corpus.
     """
     base, adapted = BiEncoder.load(config.encoder), BiEncoder.from_folder(workspace.local(PROMOTED))
-    index = open_index(workspace.local("index"), base.identity.fingerprint())
+    own_corpus = workspace.require(PROMOTED).details.get("corpus", "index")
     passages = load_passages(workspace, "title", "text")
-    queries = np.concatenate([encoder.encode([question], "query") for encoder in (base, adapted)])
-    scores, rows = search(index, queries, k)
+    found = [_search(workspace, base, "index", question, k), _search(workspace, adapted, own_corpus, question, k)]
+    scores, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
     base_ranks = {int(row): rank for rank, row in enumerate(rows[0])}
 
     def hit(side: int, rank: int) -> Hit:
@@ -52,3 +52,8 @@ def compare(workspace: Workspace, config: Config, question: str, k: int) -> list
         return Hit(passages["title"][row].as_py(), passages["text"][row].as_py(), float(scores[side, rank]), moved)
 
     return [(hit(0, rank), hit(1, rank)) for rank in range(k)]
+
+
+def _search(workspace: Workspace, encoder: BiEncoder, index_artifact: str, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+    index = open_index(workspace.local(index_artifact), encoder.identity.fingerprint())
+    return search(index, encoder.encode([question], "query"), k)

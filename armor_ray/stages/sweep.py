@@ -15,7 +15,7 @@ from armor_ray.config import Config, with_overrides
 from armor_ray.errors import ArmorError
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.plans import TABLE
+from armor_ray.stages.plans import table_inputs
 from armor_ray.stages.table import load_table
 from armor_ray.stages.trials import TrialResult, TrialSpec, run_trials
 from armor_ray.workspace import Draft, Workspace, read_json, read_parquet
@@ -40,7 +40,10 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     config = context.config
     table = load_table(context.workspace, config)
     points = grid(config)
-    specs = [TrialSpec(f"sweep/{i:03d}", _trial_config(config, point), context.inputs(*TABLE)) for i, point in enumerate(points)]
+    specs = [
+        TrialSpec(f"sweep/{i:03d}", _trial_config(config, point), context.inputs(*table_inputs(config.objective.recipe)))
+        for i, point in enumerate(points)
+    ]
     context.say(f"sweep: {len(points)} trials of recipe {config.objective.recipe} over {', '.join(sorted(config.sweep.parameters))}")
     trials = run_trials(context, specs, table, STAGE, _scheduler([spec.config for spec in specs], len(table.train)))
     results = [_row(points[trial.number], trial, specs[trial.number].config, len(table.train)) for trial in trials]

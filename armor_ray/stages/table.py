@@ -12,28 +12,26 @@ from armor_ray.config import Config
 from armor_ray.corpus.schemas import UTILITIES, validate_table
 from armor_ray.stages.candidates import load_queries
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.stages.plans import TABLE, scored_splits
+from armor_ray.stages.methods import needs_rewards
+from armor_ray.stages.mine import load_mined
+from armor_ray.stages.plans import scored_splits
 from armor_ray.stages.prepare import load_examples, load_passages
 from armor_ray.stages.score import combined_likelihood
 from armor_ray.training.table import QuestionPools, TrainingTable, pad_pools
 from armor_ray.workspace import Workspace, read_parquet
 
-INPUTS = TABLE
-
 
 def load_table(workspace: Workspace, config: Config) -> TrainingTable:
     """Reads both splits' pools, utilities (combined over answers) and the frozen vectors."""
     passages = load_passages(workspace, "doc_id", "text")
-    pools = {
-        split: _pools(workspace, split, split in scored_splits(config), config.objective.length_normalised)
-        for split in ("train", "validation")
-    }
+    pools = {split: _pools(workspace, config, split, split in scored_splits(config)) for split in ("train", "validation")}
     return TrainingTable(
         train=pools["train"],
         validation=pools["validation"],
         passages_CD=open_embeddings(workspace.local("embeddings")),
         document_C=_codes(passages["doc_id"]),
         text_C=_codes(passages["text"]),
+        texts_C=passages["text"].to_pylist() if needs_rewards(config) else None,
     )
 
 
@@ -41,13 +39,13 @@ def _codes(column: pa.ChunkedArray) -> np.ndarray:
     return column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _pools(workspace: Workspace, split: str, scored: bool, normalised: bool) -> QuestionPools:
+def _pools(workspace: Workspace, config: Config, split: str, scored: bool) -> QuestionPools:
     examples = load_examples(workspace, split)
     candidates = workspace.local("candidates")
     pool_rows = read_parquet(candidates / f"{split}.parquet", "candidates")["passage_ids"].to_pylist()
     example_ids = examples["example_id"].to_pylist()
     pool_QN = pad_pools([np.asarray(rows, np.int64) for rows in pool_rows])
-    likelihoods = _likelihoods(workspace.local("utilities") / f"{split}.parquet", normalised) if scored else {}
+    likelihoods = _likelihoods(workspace.local("utilities") / f"{split}.parquet", config.objective.length_normalised) if scored else {}
     log_likelihood_QN = np.zeros(pool_QN.shape, np.float32)
     scored_QN = np.zeros(pool_QN.shape, bool)
     for i, (example, rows) in enumerate(zip(example_ids, pool_rows, strict=True)):
@@ -55,6 +53,7 @@ def _pools(workspace: Workspace, split: str, scored: bool, normalised: bool) -> 
             value = likelihoods.get((example, row))
             if value is not None:
                 log_likelihood_QN[i, j], scored_QN[i, j] = value, True
+    reward_QN, gated_QN = load_mined(workspace, split, pool_QN) if needs_rewards(config) else (None, None)
     return QuestionPools(
         example_ids=example_ids,
         questions=examples["question"].to_pylist(),
@@ -63,6 +62,8 @@ def _pools(workspace: Workspace, split: str, scored: bool, normalised: bool) -> 
         pool_QN=pool_QN,
         log_likelihood_QN=log_likelihood_QN,
         scored_QN=scored_QN,
+        reward_QN=reward_QN,
+        gated_QN=gated_QN,
     )
 
 

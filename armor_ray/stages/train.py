@@ -5,7 +5,7 @@ from __future__ import annotations
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.methods import INTERPOLATED, recipe_config, variants
-from armor_ray.stages.plans import TABLE, train_one
+from armor_ray.stages.plans import table_inputs, train_one
 from armor_ray.stages.sweep import best_parameters
 from armor_ray.stages.table import load_table
 from armor_ray.stages.trials import TrialSpec, run_trials
@@ -30,5 +30,5 @@ def _specs(context: Context) -> list[TrialSpec]:
         for seed in context.config.evaluation.seeds:
             plan = train_one(context, variant, seed)
             config = recipe_config(context.config, variant.recipe, seed, overrides)
-            specs.append(TrialSpec(plan.name, config, context.inputs(*TABLE), plan))
+            specs.append(TrialSpec(plan.name, config, context.inputs(*table_inputs(variant.recipe)), plan))
     return specs

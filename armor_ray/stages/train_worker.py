@@ -22,7 +22,7 @@ from armor_ray.config import Config
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.golden import write_golden
 from armor_ray.stages.context import Plan
-from armor_ray.stages.methods import INTERPOLATED
+from armor_ray.stages.methods import INTERPOLATED, corpus_of
 from armor_ray.stages.refresh import RayPairScorer
 from armor_ray.stages.trials import TrainJob
 from armor_ray.training.history import HistoryWriter
@@ -114,7 +114,11 @@ def _publish_encoder(
     questions: list[str],
     mixed: Interpolation | None,
 ) -> None:
+    if config.objective.towers == "shared":
+        encoder = encoder.with_own_passages()
+
     def write(draft: Draft) -> None:
+        draft.details |= {"corpus": corpus_of(name)} if config.objective.towers == "shared" else {}
         encoder.cpu().save(draft.path)
         write_golden(encoder, questions[:16], draft.path)
         history = result.progress.history

@@ -259,7 +259,7 @@ def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
     if outcome is not None:
         ray.tune.report(json.loads(outcome))
         return
-    _discard_damaged_run(workspace, run)
+    discard_damaged_run(workspace, run)
     if workspace.read_bytes(f"{run}/{_TRAIN_STATE}") is None:
         workspace.delete(f"logs/{spec.name}")
     try:
@@ -277,11 +277,7 @@ def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
 def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # By default Train looks at its workers every two seconds only, longer than a small evaluation takes.
-    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
-    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
-    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
-    logging.getLogger("ray.train").setLevel(logging.WARNING)
+    quiet_train()
     training = spec.config.training
     log_folder = workspace.path(f"logs/{spec.name}") if workspace.is_local else None
     job = TrainJob(spec, runs.workspace_uri, runs.table, runs.score_actors, log_folder, f"{runs.folder}/{spec.run_name}.json")
@@ -302,13 +298,22 @@ def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
     )
 
 
+def quiet_train() -> None:
+    """Settings of Ray Train's controller, read when a run starts."""
+    # By default it looks at its workers every two seconds only, longer than a small evaluation takes.
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
+    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
+
+
 def _train(arguments: dict[str, Any]) -> None:
     from armor_ray.stages.train_worker import train
 
     train(arguments["job"])
 
 
-def _discard_damaged_run(workspace: Workspace, run: str) -> None:
+def discard_damaged_run(workspace: Workspace, run: str) -> None:
     """Train refuses to start over a record that a kill cut short; without one it starts afresh."""
     state = f"{run}/{_TRAIN_STATE}"
     if workspace.read_bytes(state) is not None and not _is_json(workspace, state):

@@ -2,9 +2,11 @@
 
 Every rank computes the same global batch from (seed, epoch, step) and takes its slice of the questions, but sees the in-batch
 passages of the whole batch: passages are frozen, so negatives across devices need no communication, and two ranks compute
-exactly what one process with the double batch computes.
+exactly what one process with the double batch computes. With shared towers a rank encodes the passages that its questions see, so
+the same holds: the average of the ranks' gradients is the gradient of the whole batch.
 
-Shape legend: Q questions of the split, B of this rank, N pool columns, K positives, P in-batch passages, L tokens, D dimensions.
+Shape legend: Q questions of the split, B of this rank, N pool columns, K positives, P in-batch passages, U distinct passages of a step,
+L tokens, D dimensions.
 """
 
 from __future__ import annotations
@@ -68,18 +70,47 @@ def _permutation(num_questions: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPassages:
+    """Passages to be encoded in a step, each once: their token ids, and which of them stand where in pools and in-batch passages."""
+
+    tokens: list[list[int]]
+    pool_BN: Tensor
+    extra_P: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One rank's share of a step, on its device: tokenised questions, and the `ObjectiveBatch` fields that need no gradient."""
+    """One rank's share of a step, on its device: tokenised questions, and the `ObjectiveBatch` fields that need no gradient.
+
+    With shared towers, `passages` are encoded beside the questions, and `frozen` holds no passage vectors.
+    """
 
     input_ids_BL: Tensor
     attention_mask_BL: Tensor
     frozen: dict[str, Tensor]
+    passages: StepPassages | None = None
 
 
 class Batcher:
-    """Gathers tokens, vectors and masks for a step. `pools` may grow between steps (`candidates.refresh`)."""
+    """Gathers tokens, vectors and masks for a step. `pools` may grow between steps (`candidates.refresh`).
 
-    def __init__(self, table: TrainingTable, pools: QuestionPools, in_batch: InBatch, encoder: BiEncoder) -> None:
+    Args:
+        shared: passages are encoded with the questions (`objective.towers`) instead of looked up.
+        rewarded: rewards and gated negatives go into the batch.
+    """
+
+    def __init__(
+        self,
+        table: TrainingTable,
+        pools: QuestionPools,
+        in_batch: InBatch,
+        encoder: BiEncoder,
+        *,
+        shared: bool = False,
+        rewarded: bool = False,
+    ) -> None:
+        self._rewarded = rewarded
+        self._texts_C = table.texts_C if shared else None
         self._passages_CD = table.passages_CD
         self._document_C = table.document_C
         self._text_C = table.text_C
@@ -100,24 +131,45 @@ class Batcher:
         known_BP = (extra_P[None, :, None] == pool_BN[:, None, :]).any(-1)
         arrays = {
             "base_query_BD": self._pools.base_query_QD[mine],
-            "pool_BND": self._passages_CD[rows_BN],
             "pool_valid_BN": valid_BN,
             "positive_BN": (pool_BN[:, :, None] == positive_BK[:, None, :]).any(-1) & valid_BN,
             "negative_BN": self._allowed(rows_BN, positive_BK) & valid_BN,
             "log_likelihood_BN": log_likelihood_BN,
             "scored_BN": scored_BN & valid_BN,
-            "extra_PD": self._passages_CD[extra_P],
             "extra_negative_BP": self._allowed(extra_P[None], positive_BK) & ~known_BP,
         }
+        arrays |= self._reward_columns(mine, pool_BN.shape[1])
+        passages = None
+        if self._texts_C is None:
+            arrays |= {"pool_BND": self._passages_CD[rows_BN], "extra_PD": self._passages_CD[extra_P]}
+        else:
+            passages = self._step_passages(np.where(valid_BN, pool_BN, pool_BN[:, :1]), extra_P)
         device = self._encoder.device
+        frozen = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         input_ids_BL, attention_mask_BL = self._encoder.pad([self._tokens[i] for i in mine])
-        return StepInputs(input_ids_BL, attention_mask_BL, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+        return StepInputs(input_ids_BL, attention_mask_BL, frozen, passages)
+
+    def _step_passages(self, rows_BN: np.ndarray, extra_P: np.ndarray) -> StepPassages:
+        """Padding stands for the question's first passage, which is encoded anyway."""
+        assert self._texts_C is not None
+        rows_U, places = np.unique(np.concatenate([rows_BN.ravel(), extra_P]), return_inverse=True)
+        tokens = self._encoder.tokenize([self._texts_C[int(row)] for row in rows_U], "passage")
+        places_on_device = torch.from_numpy(places).to(self._encoder.device)
+        return StepPassages(tokens, places_on_device[: rows_BN.size].view(rows_BN.shape), places_on_device[rows_BN.size :])
 
     def _pool_columns(self, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Pools of these questions without the columns that are padding for all of them."""
         pool_BN = self._pools.pool_QN[mine]
         used = slice(int((pool_BN != PADDING).sum(1).max(initial=0)))
         return pool_BN[:, used], self._pools.log_likelihood_QN[mine, used], self._pools.scored_QN[mine, used]
+
+    def _reward_columns(self, mine: np.ndarray, width: int) -> dict[str, np.ndarray]:
+        if not self._rewarded:
+            return {}
+        if self._pools.reward_QN is None or self._pools.gated_QN is None:
+            raise ArmorError("the recipe learns from rewards, the pools have none", where="training table")
+        reward_BN = self._pools.reward_QN[mine, :width]
+        return {"reward_BN": reward_BN, "rewarded_BN": ~np.isnan(reward_BN), "gated_BN": self._pools.gated_QN[mine, :width]}
 
     def _in_batch_rows(self, everyone: np.ndarray) -> np.ndarray:
         if self._in_batch == "none":

@@ -20,7 +20,8 @@ from armor_ray.config import Config
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.objectives.recipes import LossTerms, Objective
-from armor_ray.training.batches import Batcher, BatchPlan
+from armor_ray.training.batches import Batcher, BatchPlan, StepInputs
+from armor_ray.training.gradient_cache import average_gradients, cached_backward
 from armor_ray.training.host import Host, PairScorer, average_over_ranks
 from armor_ray.training.lora import add_lora
 from armor_ray.training.optimization import ENCODER, TEMPERATURES, learning_rate, make_optimizers
@@ -85,7 +86,10 @@ class Trainer:
         training = config.training
         self.config = config
         self.host = host
-        self.validator = Validator(table)
+        self._shared = config.objective.towers == "shared"
+        if self._shared and table.texts_C is None:
+            raise ArmorError("shared towers need the passages' texts", where="training table")
+        self.validator = Validator(table, self._shared)
         torch.manual_seed(config.seed)
         if training.lora is not None:
             add_lora(encoder, training.lora)
@@ -99,11 +103,13 @@ class Trainer:
         self._held_out = self._validation_phase(table) if alternating else None
         self._sink = sink
         self.progress = self._restore()
-        self._ddp = host.wrap(self.module)
+        self._ddp = self.module if self._shared else host.wrap(self.module)
 
     def _phase(self, table: TrainingTable, pools: QuestionPools, batch_size: int, seed: int) -> _Phase:
         plan = BatchPlan(len(pools), batch_size, seed, self.host.rank, self.host.world_size)
-        return _Phase(pools, plan, Batcher(table, pools, self.config.objective.in_batch, self.module.encoder))
+        rewarded = self.module.objective.recipe.needs_rewards
+        in_batch, encoder = self.config.objective.in_batch, self.module.encoder
+        return _Phase(pools, plan, Batcher(table, pools, in_batch, encoder, shared=self._shared, rewarded=rewarded))
 
     def _validation_phase(self, table: TrainingTable) -> _Phase:
         """Validation batches are as large as training batches where there are questions enough; they repeat without end."""
@@ -164,9 +170,7 @@ class Trainer:
         self._reseed(step)
         self.module.train(self.config.training.dropout)
         self._clear_gradients()
-        with self._arithmetic():
-            terms: LossTerms = self._ddp(self._train.batcher.build(everyone, mine), True)
-        terms.total.backward()
+        terms = self._backward(self._train.batcher.build(everyone, mine))
         row = {"step": float(step + 1), "learning_rate": rate, **self._numbers(terms)}
         row["gradient_norm"] = float(nn.utils.clip_grad_norm_(self._weights(), self.config.training.gradient_clip))
         joint = [] if self._held_out is not None else self._temperature_gradients()
@@ -176,6 +180,18 @@ class Trainer:
         if self._held_out is not None:
             row["temperature_loss"] = self._temperature_step(step, self._held_out)
         self._remember(row)
+
+    def _backward(self, inputs: StepInputs) -> LossTerms:
+        """Loss and, averaged over ranks, its gradients."""
+        if not self._shared:
+            with self._arithmetic():
+                terms: LossTerms = self._ddp(inputs, True)
+            terms.total.backward()
+            return terms
+        chunks = self.module.text_chunks(inputs, self.config.training.cache_texts)
+        terms = cached_backward(self.module.encoder, chunks, lambda vectors: self.module.loss(inputs, vectors, True), self._arithmetic)
+        average_gradients([*self._weights(), *self.module.objective.temperature_parameters()], self.host)
+        return terms
 
     def _temperature_step(self, step: int, phase: _Phase) -> float:
         """The released schedule's second half: temperatures learn on validation batches, the regularisers off; returns that loss."""

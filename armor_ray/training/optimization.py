@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from armor_ray.config import TrainingConfig
+from armor_ray.config import RewardConfig, TrainingConfig
 
 ENCODER = "encoder"
 TEMPERATURES = "temperatures"
@@ -22,8 +22,8 @@ def make_optimizers(encoder: nn.Module, temperatures: list[nn.Parameter], config
     return optimizers
 
 
-def learning_rate(step: int, total_steps: int, config: TrainingConfig) -> float:
-    """The encoder's rate at 0-based `step`: linear warm-up, then constant, or linear down to 0 just after the last step."""
+def learning_rate(step: int, total_steps: int, config: TrainingConfig | RewardConfig) -> float:
+    """The model's rate at 0-based `step`: linear warm-up, then constant, or linear down to 0 just after the last step."""
     warmup = max(1, round(config.warmup_fraction * total_steps))
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup

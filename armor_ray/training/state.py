@@ -45,17 +45,38 @@ class RetrieverStep(nn.Module):
 
     def forward(self, inputs: StepInputs, regularised: bool) -> LossTerms:
         """Loss of one batch; `regularised` False leaves out everything that holds the encoder near its base."""
-        terms = self.objective(self.batch(inputs), regularised)
+        return self._anchored_loss(self.objective(self.batch(inputs), regularised), regularised)
+
+    def loss(self, inputs: StepInputs, vectors_TD: Tensor, regularised: bool) -> LossTerms:
+        """The same from vectors that are there already, in the order of `text_chunks`."""
+        num_questions = len(inputs.input_ids_BL)
+        batch = self._assemble(inputs, vectors_TD[:num_questions], vectors_TD[num_questions:])
+        return self._anchored_loss(self.objective(batch, regularised), regularised)
+
+    def _anchored_loss(self, terms: LossTerms, regularised: bool) -> LossTerms:
         if not (regularised and self._anchor_weight):
             return terms
         anchor = weight_anchor(self._anchored(), self._base_weights)
         return replace(terms, total=terms.total + self._anchor_weight * anchor, terms={**terms.terms, "weight_anchor": anchor.detach()})
 
     def batch(self, inputs: StepInputs) -> ObjectiveBatch:
-        """Encodes the questions and sets the frozen vectors beside them, in the same precision."""
+        """Encodes the questions, and with shared towers the passages, and sets the frozen vectors beside them."""
         query_BD = self.encoder(inputs.input_ids_BL, inputs.attention_mask_BL)
+        passages = inputs.passages
+        return self._assemble(inputs, query_BD, None if passages is None else self.encoder(*self.encoder.pad(passages.tokens)))
+
+    def _assemble(self, inputs: StepInputs, query_BD: Tensor, passage_UD: Tensor | None) -> ObjectiveBatch:
+        """All vectors in the precision of the questions'."""
         frozen = {name: value.to(query_BD.dtype) if value.is_floating_point() else value for name, value in inputs.frozen.items()}
+        if inputs.passages is not None and passage_UD is not None:
+            frozen |= {"pool_BND": passage_UD[inputs.passages.pool_BN], "extra_PD": passage_UD[inputs.passages.extra_P]}
         return ObjectiveBatch(query_BD=query_BD, **frozen)
+
+    def text_chunks(self, inputs: StepInputs, size: int) -> list[tuple[Tensor, Tensor]]:
+        """All that a step encodes, questions first, as (token ids, attention mask) of at most `size` texts each."""
+        questions = zip(inputs.input_ids_BL.split(size), inputs.attention_mask_BL.split(size), strict=True)
+        passages = inputs.passages.tokens if inputs.passages is not None else []
+        return [*questions, *(self.encoder.pad(passages[start : start + size]) for start in range(0, len(passages), size))]
 
     def _anchored(self) -> list[nn.Parameter]:
         return [p for p in self.encoder.parameters() if p.requires_grad]
@@ -106,7 +127,7 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
 
 def save_checkpoint(
     folder: Path,
-    module: RetrieverStep,
+    module: nn.Module,
     optimizers: dict[str, torch.optim.Optimizer],
     progress: Progress,
     pools: QuestionPools | None,
@@ -124,7 +145,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path,
-    module: RetrieverStep,
+    module: nn.Module,
     optimizers: dict[str, torch.optim.Optimizer],
     pools: QuestionPools | None,
 ) -> Progress:

@@ -27,6 +27,8 @@ class QuestionPools:
         pool_QN: candidate passage rows, right-padded with `PADDING`.
         log_likelihood_QN: nats, reference answers already combined; meaningful only where `scored_QN`.
         scored_QN: False for padding and for pairs that the generator could not score.
+        reward_QN: R of the reward model, NaN for padding; None where no recipe needs it.
+        gated_QN: negatives that passed the utility gate; None together with `reward_QN`.
     """
 
     example_ids: list[str]
@@ -36,6 +38,8 @@ class QuestionPools:
     pool_QN: np.ndarray
     log_likelihood_QN: np.ndarray
     scored_QN: np.ndarray
+    reward_QN: np.ndarray | None = None
+    gated_QN: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -54,6 +58,7 @@ class TrainingTable:
         passages_CD: frozen unit vectors of the whole corpus.
         document_C: integer code ≥ 0 of each passage's document.
         text_C: integer code ≥ 0 of each passage's text, equal for equal texts.
+        texts_C: the passages, to be encoded anew while training (`objective.towers: shared`); None where nothing needs them.
 
     Raises:
         ArmorError: a split without questions, a question without positives, or vectors that do not match the passages.
@@ -64,6 +69,7 @@ class TrainingTable:
     passages_CD: np.ndarray
     document_C: np.ndarray
     text_C: np.ndarray
+    texts_C: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         num_passages = len(self.passages_CD)

@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"objective": {"recipe": "armor"}, "training": {"lora": {"rank": 4, "alpha": 8}}},
     "refresh step": {"objective": {"recipe": "armor"}, "candidates": {"refresh": "step"}},
     "refresh epoch": {"objective": {"recipe": "armor"}, "candidates": {"refresh": "epoch"}},
+    "shared towers": {"objective": {"recipe": "armor_uae", "towers": "shared"}, "training": {"cache_texts": 3}},
     "patience": {"objective": {"recipe": "infonce"}, "training": {"epochs": 6, "patience": 1, "learning_rate": 0.02}},
 }
 INTERRUPTED = {"objective": {"recipe": "armor"}, "training": {"dropout": True, "evaluations_per_epoch": 2}}

@@ -93,7 +93,7 @@ def test_unchanged_rerun_and_status_import_nothing_heavy(tiny: Tiny) -> None:
     finish(load_config(path))
     status, output, heavy = imported_by("run", "--config", str(path))
     assert (status, heavy) == (0, set())
-    assert output.count("up to date") == len(pipeline.STAGE_NAMES)
+    assert output.count("up to date") == len({status.plan.stage for status in pipeline.status(load_config(path))})
     status, output, heavy = imported_by("status", str(tiny.workspace("w")))
     assert (status, heavy) == (0, set())
 

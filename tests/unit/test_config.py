@@ -43,7 +43,7 @@ def test_unknown_key_names_the_nearest(override: str, hint: str) -> None:
         ("training.epochs=two", "training.epochs: input should be a valid integer"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1 (got 0)"),
         ("data.test_fraction=1.5", "data.test_fraction: input should be less than 1 (got 1.5)"),
-        ("objective.recipe=arnor", "'armor' or 'replug' (got 'arnor')"),
+        ("objective.recipe=arnor", "'replug', 'uae' or 'armor_uae' (got 'arnor')"),
         ("resources.embed_actors=0", "resources.embed_actors: input should be greater than or equal to 1 (got 0)"),
         ("resources.cluster_cpus=many", "resources.cluster_cpus: input should be a valid number"),
         ("evaluation.ks=[1, 0]", "evaluation.ks.1: input should be greater than or equal to 1"),
@@ -108,7 +108,10 @@ def test_empty_file_and_empty_sections_are_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["objective.recipe=rag", "objective.lambda_q=2"], "objective.lambda_q has no effect on recipe 'rag' (read by armor, static_reg)"),
+        (
+            ["objective.recipe=rag", "objective.lambda_q=2"],
+            "objective.lambda_q has no effect on recipe 'rag' (read by armor, armor_uae, static_reg)",
+        ),
         (["objective.recipe=infonce", "objective.length_normalised=true"], "no effect on recipe 'infonce'"),
         (["objective.recipe=rag", "sweep.parameters={objective.lambda_q: [1, 2]}"], "sweep.parameters.objective.lambda_q has no effect"),
         (["objective.tau_max=5"], "tau_max has no effect on temperature_form 'softplus'"),
@@ -149,6 +152,8 @@ def test_default_sweep_holds_what_the_recipe_reads(recipe: str) -> None:
         "dynamic": {"objective.tau_min"},
         "static_reg": {"objective.lambda_q"},
         "replug": {"objective.kl_temperature"},
+        "uae": {"objective.tau_min", "objective.kl_temperature"},
+        "armor_uae": set(DEFAULT_SWEEP),
     }
     assert swept.keys() == expected.get(recipe, set())
     assert all(swept[key] == DEFAULT_SWEEP[key] for key in swept)

@@ -51,7 +51,7 @@ def test_every_swept_point_is_valid(path: Path):
     config = load_config(path)
     for key, values in config.sweep.parameters.items():
         for value in values:
-            load_config(path, [f"{key}={value}", "sweep={}"])
+            load_config(path, [f"{key}={value}", "sweep.parameters={}"])
 
 
 def test_constraints_pin_every_direct_requirement():

@@ -24,6 +24,7 @@ SOME_SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid temperatures": {"temperature_form": "sigmoid", "tau_min": 0.1, "tau_max": 3.0, "tau_start": 0.7},
     "rank distillation": {"rank_distillation": 0.7},
     "released": {"preset": "released"},
+    "learned student, lighter KL": {"student_temperature": "learned", "kl_weight": 0.4, "tau_start": 0.2},
 }
 
 
@@ -42,6 +43,8 @@ def make_batch(seed: int = 0, num_questions: int = 4, num_pool: int = 7, num_ext
     valid = np.arange(num_pool) < rng.integers(5, num_pool + 1, size=(num_questions, 1))
     scored = rng.random(shape) < 0.8
     likelihood = np.where(valid & scored, rng.uniform(-30, -1, shape), np.nan)
+    rewards = np.random.default_rng([seed, 1])
+    rewarded = rewards.random(shape) < 0.9
     return ObjectiveBatch(
         query_BD=unit(num_questions, dim).requires_grad_(),
         base_query_BD=unit(num_questions, dim),
@@ -53,6 +56,9 @@ def make_batch(seed: int = 0, num_questions: int = 4, num_pool: int = 7, num_ext
         scored_BN=torch.from_numpy(scored),
         extra_PD=unit(num_extra, dim),
         extra_negative_BP=torch.from_numpy(rng.random((num_questions, num_extra)) < 0.6),
+        reward_BN=torch.from_numpy(np.where(rewarded, rewards.normal(size=shape), np.nan)),
+        rewarded_BN=torch.from_numpy(rewarded),
+        gated_BN=torch.from_numpy(~positive & rewarded & (rewards.random(shape) < 0.7)),
     )
 
 
@@ -88,6 +94,7 @@ class Plain:
     config: ObjectiveConfig
     tau_r: float
     tau_c: float
+    tau_u: float | None = None
 
     def softmax(self, logits):
         exps = np.exp(np.array(logits) - max(logits))
@@ -117,14 +124,17 @@ class Plain:
                 d_tau -= d * s[i] / self.tau_c**2
         return loss, d_tau
 
-    def kl(self, s, teacher_logits, members, grad):
+    def kl(self, s, teacher_logits, members, grad, tau=None):
+        """(KL, its gradient in τ)."""
+        tau = tau or self.tau_r
         if not members:
-            return 0.0
-        student = self.softmax([s[i] / self.tau_r for i in members])
+            return 0.0, 0.0
+        student = self.softmax([s[i] / tau for i in members])
         teacher = self.softmax([teacher_logits[i] for i in members])
         for i, d in zip(members, student - teacher, strict=True):
-            grad[i] += d / self.tau_r
-        return sum(t * math.log(t / q) for t, q in zip(teacher, student, strict=True))
+            grad[i] += d / tau
+        d_tau = -sum(d * s[i] for i, d in zip(members, student - teacher, strict=True)) / tau**2
+        return sum(t * math.log(t / q) for t, q in zip(teacher, student, strict=True)), d_tau
 
     def question(self, b: dict, weights: dict[str, float]):
         """Loss, its gradient in q, and in (τ_r, τ_c), of one question."""
@@ -138,24 +148,28 @@ class Plain:
         positives = [i for i in ranked if b["positive_BN"][i]]
         if config.multi_positive == "best":
             positives = positives[:1]
-        negatives = [i for i in ranked if b["negative_BN"][i]]
+        allowed = "gated_BN" if "uae" in weights else "negative_BN"
+        negatives = [i for i in ranked if b[allowed][i]]
         if config.negatives and config.negative_order == "hardest":
             negatives = negatives[: config.negatives]
         elif config.negatives:
-            negatives = [i for i in ranked[:TOP_K] if b["negative_BN"][i]][-config.negatives :]
+            negatives = [i for i in ranked[:TOP_K] if b[allowed][i]][-config.negatives :]
+        chosen = [i for i in ranked if (b["positive_BN"][i] or i in negatives) and b["rewarded_BN"][i]]
         negatives = negatives + [num_pool + j for j, allowed in enumerate(b["extra_negative_BP"]) if allowed]
 
-        total, d_q, d_tau = 0.0, np.zeros_like(q), np.zeros(2)
+        total, d_q, d_tau = 0.0, np.zeros_like(q), np.zeros(3)
         for name, weight in weights.items():
-            grad, d_r, d_c = np.zeros(len(s)), 0.0, 0.0
+            grad, d_r, d_c, d_u = np.zeros(len(s)), 0.0, 0.0, 0.0
             if name == "rag":
                 loss, d_r = self.rag(s, b["log_likelihood_BN"], retrieved, grad)
             elif name == "infonce":
                 loss, d_c = self.infonce(s, positives, negatives, grad)
             elif name == "replug":
-                loss = self.kl(s, b["log_likelihood_BN"] / config.kl_temperature, retrieved, grad)
+                loss, _ = self.kl(s, b["log_likelihood_BN"] / config.kl_temperature, retrieved, grad)
+            elif name == "uae":
+                loss, d_u = self.kl(s, b["reward_BN"] / config.kl_temperature, chosen, grad, self.tau_u)
             elif name == "rank_distillation":
-                loss = self.kl(s, [float(b["base_query_BD"] @ d) / self.tau_r for d in passages], valid, grad)
+                loss, _ = self.kl(s, [float(b["base_query_BD"] @ d) / self.tau_r for d in passages], valid, grad)
             else:
                 norm, base = np.linalg.norm(q), b["base_query_BD"] / np.linalg.norm(b["base_query_BD"])
                 cosine = float(q @ base) / norm
@@ -163,7 +177,7 @@ class Plain:
                 d_q -= weight * (base - cosine * q / norm) / norm
             total += weight * loss
             d_q += weight * sum(g * d for g, d in zip(grad, passages, strict=True))
-            d_tau += weight * np.array([d_r, d_c])
+            d_tau += weight * np.array([d_r, d_c, d_u])
         return total, d_q, d_tau
 
     def batch(self, batch: ObjectiveBatch, weights: dict[str, float]):
@@ -186,6 +200,8 @@ def plain_weights(recipe: str, config: ObjectiveConfig) -> dict[str, float]:
         "dynamic": {"rag": 1.0, "infonce": 1.0},
         "armor": {"rag": 1.0, "infonce": 1.0, "query_distillation": config.lambda_q},
         "replug": {"replug": 1.0},
+        "uae": {"uae": 1.0},
+        "armor_uae": {"rag": 1.0, "infonce": 1.0, "uae": config.kl_weight, "query_distillation": config.lambda_q},
     }
     return table[recipe] | ({"rank_distillation": config.rank_distillation} if config.rank_distillation else {})
 
@@ -199,22 +215,28 @@ def test_every_configurable_recipe_exists_and_no_other():
 def test_loss_and_gradients_equal_the_plain_implementation(recipe, setting):
     config = ObjectiveConfig(recipe=recipe, **SOME_SETTINGS[setting])
     objective = Objective(config, TOP_K).double()
-    tau_r, tau_c = (objective.temperatures[name]().item() for name in ("rag", "infonce"))
-    plain = Plain(config, tau_r, tau_c)
+    plain = Plain(config, *(tau().item() for tau in objective.temperatures.values()))
     for seed in range(5):
         batch = make_batch(seed)
         loss, d_query, d_alpha = loss_and_gradients(objective, batch)
         expected, expected_query, d_tau = plain.batch(batch, plain_weights(recipe, config))
         assert loss == pytest.approx(expected, abs=1e-10)
         np.testing.assert_allclose(d_query, expected_query, atol=1e-10)
-        if recipe in ("dynamic", "armor"):
-            np.testing.assert_allclose(d_alpha, d_tau * slopes(objective), atol=1e-10)
+        if learned := learned_temperatures(recipe, config):
+            np.testing.assert_allclose(d_alpha, d_tau[learned] * slopes(objective), atol=1e-10)
         else:
             assert not objective.temperature_parameters()
 
 
+def learned_temperatures(recipe: str, config: ObjectiveConfig) -> list[int]:
+    """Places in (τ_r, τ_c, τ of the student)."""
+    if recipe == "uae":
+        return [2] if config.student_temperature == "learned" else []
+    return {"dynamic": [0, 1], "armor": [0, 1], "armor_uae": [0, 1, 2]}.get(recipe, [])
+
+
 def slopes(objective: Objective) -> np.ndarray:
-    """dτ/dα of both temperatures."""
+    """dτ/dα of the learned temperatures."""
     config = objective.config
     alphas = np.array([alpha.item() for alpha in objective.temperature_parameters()])
     sigmoid = 1 / (1 + np.exp(-alphas))
@@ -266,7 +288,7 @@ class TestInvariances:
         batch = make_batch(4)
         batch.scored_BN[0] = False
         batch.negative_BN[1] = False
-        batch.extra_negative_BP[1] = False
+        batch.extra_negative_BP[1] = batch.gated_BN[1] = False
         objective = objective_for(recipe, **FEW_NEGATIVES)
         whole = loss_and_gradients(objective, batch)
         halves = [loss_and_gradients(objective, select_questions(batch, rows)) for rows in (slice(0, 2), slice(2, 4))]
@@ -279,7 +301,10 @@ class TestInvariances:
 def test_questions_with_nothing_to_learn_from_are_counted_and_harmless(recipe):
     batch = make_batch(5)
     batch.scored_BN[0] = False
-    batch.negative_BN[1] = batch.extra_negative_BP[1] = False
+    batch.negative_BN[1] = batch.extra_negative_BP[1] = batch.gated_BN[1] = False
+    batch.rewarded_BN[:] = True
+    batch.rewarded_BN[0] = False
+    batch.reward_BN[1:] = 0.5
     batch.positive_BN[2] = False
     batch.pool_valid_BN[3] = False
     objective = objective_for(recipe, rank_distillation=1.0)
@@ -287,7 +312,7 @@ def test_questions_with_nothing_to_learn_from_are_counted_and_harmless(recipe):
     assert math.isfinite(loss)
     assert np.isfinite(grad).all()
     assert np.isfinite(alphas).all()
-    expected = {"rag": 2, "replug": 2, "infonce": 3, "query_distillation": 0, "rank_distillation": 1}
+    expected = {"rag": 2, "replug": 2, "infonce": 3, "uae": 3, "query_distillation": 0, "rank_distillation": 1}
     skipped = {name: count.item() for name, count in objective(batch).skipped.items()}
     assert skipped == {name: expected[name] for name in skipped}
     assert set(skipped) == set(plain_weights(recipe, objective.config))
@@ -368,7 +393,9 @@ def test_half_precision_vectors_are_computed_in_fp32():
     """bf16 scores near 0.8 are 0.004 apart: at τ = 0.05 that alone would move logits by 0.08."""
     batch = make_batch(9)
     vectors = ("query_BD", "base_query_BD", "pool_BND", "extra_PD")
-    half = map_batch(batch, lambda name, tensor: tensor.bfloat16() if name in vectors else tensor.float() if "like" in name else tensor)
+    half = map_batch(
+        batch, lambda name, tensor: tensor.bfloat16() if name in vectors else tensor.float() if tensor.is_floating_point() else tensor
+    )
     wide = map_batch(half, lambda name, tensor: tensor.float() if name in vectors else tensor)
     objective = Objective(ObjectiveConfig(recipe="armor", rank_distillation=1.0), TOP_K)
     with torch.autocast("cpu", dtype=torch.bfloat16):

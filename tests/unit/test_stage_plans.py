@@ -228,7 +228,9 @@ def test_unchanged_rerun_runs_nothing(case: Path) -> None:
     finish(config)
     lines: list[str] = []
     pipeline.run(config, say=lines.append)
-    assert lines == [f"{stage}: up to date" for stage in STAGE_NAMES]
+    planned = {plan.stage for plan in (status.plan for status in pipeline.status(config))}
+    assert lines == [f"{stage}: up to date" for stage in STAGE_NAMES if stage in planned]
+    assert not planned & {"utility", "reward", "mine", "reindex"}  # for recipes with rewards only
 
 
 def test_force_starts_one_stage_afresh_and_keeps_its_artifact_till_then(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,3 +316,32 @@ def test_k_is_checked_against_a_corpus_that_was_prepared_before(case: Path) -> N
     finish(load_config(case))
     with pytest.raises(ArmorError, match=r"evaluation.ks: asks for 100"):
         pipeline.run(load_config(case, ["evaluation.ks=[100]"]), say=lambda _: None)
+
+
+REWARD_STAGES = ("utility", "reward", "mine", "reindex")
+
+
+def planned(case: Path, *overrides: str) -> dict[str, Plan]:
+    """Every plan of a config, by artifact."""
+    return {status.plan.name: status.plan for status in pipeline.status(load_config(case, list(overrides)))}
+
+
+def test_only_recipes_with_rewards_need_a_reward_model(case: Path) -> None:
+    plain = planned(case)
+    assert not [plan for plan in plain.values() if plan.stage in REWARD_STAGES]
+    extended = planned(case, "evaluation.recipes=[armor, replug, uae, armor_uae]", f"reward.model={load_config(case).encoder.model}")
+    added = {name for name in extended if extended[name].stage in REWARD_STAGES}
+    assert added == {"pair_utilities", "reward_model", "rewards", "negatives"}
+    # What was trained without a reward model stays as it is.
+    kept = {name: plan.fingerprint for name, plan in plain.items() if plan.stage in ("score", "sweep", "train")}
+    assert kept == {name: extended[name].fingerprint for name in kept}
+    assert "negatives" in extended["retrievers/uae-seed0"].inputs
+
+
+def test_shared_towers_have_a_corpus_a_retriever(case: Path) -> None:
+    model = load_config(case).encoder.model
+    shared = ["objective.recipe=uae", "objective.towers=shared", f"reward.model={model}", "sweep.parameters={}"]
+    plans = planned(case, "evaluation.recipes=[armor, uae]", *shared)
+    corpora = {name for name, plan in plans.items() if plan.stage == "reindex"}
+    assert corpora == {"corpora/uae-seed0", "corpora/uae-seed0-interpolated"}
+    assert corpora <= plans["reports"].inputs.keys()

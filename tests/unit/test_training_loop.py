@@ -207,11 +207,13 @@ class TestHistory:
     def test_a_row_a_step_with_every_term(self, recipe, encoder, table, tmp_path):
         rows = [row for row in train(make_config(objective={"recipe": recipe}), tmp_path, encoder, table).progress.history if "loss" in row]
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-        terms = {"rag": ["rag"], "infonce": ["infonce"], "replug": ["replug"]}.get(recipe, ["rag", "infonce"])
-        terms = [*terms, *(["query_distillation"] if recipe in ("static_reg", "armor") else [])]
-        expected = {"step", "loss", "drift", "gradient_norm", "learning_rate", "tau_rag", "tau_infonce"}
+        terms = [recipe] if recipe in ("rag", "infonce", "replug", "uae") else ["rag", "infonce"]
+        terms += ["query_distillation"] if recipe in ("static_reg", "armor", "armor_uae") else []
+        terms += ["uae"] if recipe == "armor_uae" else []
+        student = {"tau_kl"} if "uae" in terms else set()
+        expected = {"step", "loss", "drift", "gradient_norm", "learning_rate", "tau_rag", "tau_infonce"} | student
         expected |= {*terms, *(f"skipped_{term}" for term in terms)}
-        assert all(row.keys() == expected for row in rows)
+        assert [row.keys() ^ expected for row in rows] == [set()] * 6
         assert rows[0]["drift"] == pytest.approx(0, abs=1e-6)
         assert rows[-1]["drift"] > 1e-4
         assert all(row["gradient_norm"] > 0 for row in rows)

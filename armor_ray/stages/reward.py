@@ -1,0 +1,222 @@
+"""Stage `reward`: trains the reward model with Ray Train (DDP), then rewards every pair of the pools with a Ray Data actor pool."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.train
+from ray.data import ActorPoolStrategy
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from tqdm import tqdm
+
+from armor_ray.corpus.schemas import CANDIDATES, PAIR_UTILITIES, REWARDS, validate_table
+from armor_ray.errors import ArmorError
+from armor_ray.evaluation.agreement import agreement, gold_accuracy
+from armor_ray.models.hub import resolve_model
+from armor_ray.retrieval.lexical import Bm25
+from armor_ray.stages.cluster import connect, plan_actors, plan_trials, user_errors
+from armor_ray.stages.context import Context, Plan, work_folder
+from armor_ray.stages.prepare import load_examples, load_passages
+from armor_ray.stages.trials import StopAtFault, discard_damaged_run, quiet_train
+from armor_ray.training.reward_pairs import RewardPools, RewardTable
+from armor_ray.training.table import PADDING, pad_pools
+from armor_ray.workspace import Draft, Workspace, read_parquet
+
+STAGE = "reward"
+SPLITS = ("train", "validation")
+MODEL, REWARDS_NAME = "reward_model", "rewards"
+_QUESTIONS_A_BATCH = 16
+
+
+def run_all(context: Context, todo: list[Plan]) -> None:
+    """Trains what is missing; a killed training resumes from its checkpoint."""
+    connect(context.workspace)
+    plans = {plan.name: plan for plan in todo}
+    table = load_reward_table(context.workspace)
+    reference = [ray.put(table)]
+    if MODEL in plans:
+        _train(context, plans[MODEL], reference)
+        facts = context.workspace.require(MODEL).details["validation"]
+        context.say(f"reward: validation {', '.join(f'{name} {value:.3f}' for name, value in facts.items())}")
+    if REWARDS_NAME in plans:
+        _reward_all(context, plans[REWARDS_NAME], table, reference)
+
+
+# -- data --------------------------------------------------------------------------------------------------------------------------
+
+
+def load_reward_table(workspace: Workspace) -> RewardTable:
+    """Pools and utilities of both splits, with the passages' texts."""
+    facts = workspace.require("pair_utilities").details
+    pools = {split: _load_pools(workspace, split) for split in SPLITS}
+    texts = load_passages(workspace, "text").column("text").to_pylist()
+    return RewardTable(pools["train"], pools["validation"], texts, facts["noise_floor"], facts["relevance_threshold"])
+
+
+def _load_pools(workspace: Workspace, split: str) -> RewardPools:
+    candidates = workspace.local("candidates") / f"{split}.parquet"
+    pools = validate_table(read_parquet(candidates, "candidates"), CANDIDATES, str(candidates))
+    path = workspace.local("pair_utilities") / f"{split}.parquet"
+    rows = validate_table(read_parquet(path, "utility"), PAIR_UTILITIES, str(path))
+    pool_QN = pad_pools([np.asarray(ids, np.int64) for ids in pools["passage_ids"].to_pylist()])
+    valid_QN = pool_QN != PADDING
+    # Both tables list the pools in the same order, so the flat columns fill the valid entries row by row.
+    columns = {
+        "utility": rows["utility"].to_numpy(zero_copy_only=False),
+        "scores": pools["scores"].combine_chunks().flatten().to_numpy(),
+        "is_positive": pools["is_positive"].combine_chunks().flatten().to_numpy(zero_copy_only=False),
+    }
+    if rows["passage_id"].to_pylist() != pool_QN[valid_QN].tolist():
+        raise ArmorError("utilities of other pools than the workspace holds", where=str(path), hint="rerun with --force utility")
+    filled = {name: _fill(valid_QN, values) for name, values in columns.items()}
+    return RewardPools(
+        example_ids=pools["example_id"].to_pylist(),
+        questions=load_examples(workspace, split)["question"].to_pylist(),
+        pool_QN=pool_QN,
+        positive_QN=filled["is_positive"] == 1,
+        utility_QN=filled["utility"],
+        base_QN=filled["scores"],
+    )
+
+
+def _fill(valid_QN: np.ndarray, values: np.ndarray) -> np.ndarray:
+    filled_QN = np.full(valid_QN.shape, np.nan, np.float32)
+    filled_QN[valid_QN] = values
+    return filled_QN
+
+
+# -- training ----------------------------------------------------------------------------------------------------------------------
+
+
+def _train(context: Context, plan: Plan, table: list[Any]) -> None:
+    """One Ray Train job; its workers publish the model.
+
+    Raises:
+        ArmorError: the cluster never fits the workers, or a worker met a fault.
+    """
+    name = f"reward-{plan.fingerprint}"
+    discard_damaged_run(context.workspace, f"{work_folder(STAGE)}/{name}")
+    try:
+        with user_errors():
+            _trainer(context, plan, table, name).fit()
+    except ray.train.TrainingFailedError as error:
+        fault = getattr(error, "controller_failure", None)
+        raise (fault if isinstance(fault, ArmorError) else error) from None
+
+
+def _trainer(context: Context, plan: Plan, table: list[Any], name: str) -> Any:
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from armor_ray.stages.reward_worker import RewardJob
+
+    quiet_train()
+    settings = context.config.reward
+    resources = plan_trials(context.config.resources, settings.workers, 1)
+    log_folder = context.workspace.path("logs/reward_model") if context.workspace.is_local else None
+    job = RewardJob(context.config, plan, context.workspace.uri, table, log_folder)
+    return TorchTrainer(
+        _work,
+        train_loop_config={"job": job},
+        torch_config=TorchConfig(backend="nccl" if resources.use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=settings.workers, use_gpu=resources.use_gpu, resources_per_worker=resources.worker_resources
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=context.workspace.address(work_folder(STAGE)),
+            failure_config=FailureConfig(max_failures=settings.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+            callbacks=cast(Any, [StopAtFault()]),
+        ),
+    )
+
+
+def _work(arguments: dict[str, Any]) -> None:
+    from armor_ray.stages.reward_worker import train_reward
+
+    train_reward(arguments["job"])
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------------------
+
+
+def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: list[Any]) -> None:
+    """Rewards of both splits, and how the reward model agrees with the generator beside BM25, the base and a stock cross-encoder."""
+    config = context.config
+    rewards = {split: np.full(table.split(split).pool_QN.shape, np.nan, np.float32) for split in SPLITS}
+    _score(context, str(context.local(MODEL)), table, reference, rewards, "reward")
+    methods = {"bm25": _bm25_scores(table), "base": table.validation.base_QN, "reward": rewards["validation"]}
+    if config.reward.stock is not None:
+        stock = {"validation": np.full_like(rewards["validation"], np.nan)}
+        _score(context, resolve_model(config.reward.stock), table, reference, stock, "stock")
+        methods["cross_encoder"] = stock["validation"]
+    agreements = [{"method": name, **_agreement(scores_QN, table)} for name, scores_QN in methods.items()]
+    utilities = table.validation
+    generator = gold_accuracy(utilities.utility_QN, utilities.positive_QN, ~np.isnan(utilities.utility_QN))
+
+    def write(draft: Draft) -> None:
+        for split, reward_QN in rewards.items():
+            pq.write_table(_to_table(table.split(split), reward_QN), draft.path / f"{split}.parquet")
+            draft.rows[split] = int((~np.isnan(reward_QN)).sum())
+        pq.write_table(pa.Table.from_pylist(agreements), draft.path / "agreement.parquet")
+        draft.details |= {"agreement": agreements, "gold_accuracy_of_utilities": generator}
+
+    context.publish(plan, write)
+    for row in agreements:
+        numbers = ", ".join(f"{name} {value:.3f}" for name, value in row.items() if not isinstance(value, str))
+        context.say(f"reward: {row['method']}: {numbers}")
+
+
+def _score(context: Context, model: str, table: RewardTable, reference: list[Any], into: dict[str, np.ndarray], label: str) -> None:
+    """Fills the arrays [Q, N] of the named splits."""
+    from armor_ray.stages.reward_worker import RewardActor
+
+    todo = [
+        {"split": split, "start": start, "stop": min(start + _QUESTIONS_A_BATCH, len(table.split(split)))}
+        for split in into
+        for start in range(0, len(table.split(split)), _QUESTIONS_A_BATCH)
+    ]
+    actors = plan_actors(context.config.resources, context.config.resources.reward_actors, len(todo))
+    dataset = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
+        RewardActor,
+        fn_constructor_args=(context.config, model, reference),
+        batch_size=1,
+        compute=ActorPoolStrategy(size=actors.count),
+        **actors.options,
+    )
+    total = sum(int((table.split(split).pool_QN != PADDING).sum()) for split in into)
+    with user_errors(), tqdm(total=total, desc=label, unit=" pairs", mininterval=2) as bar:
+        for batch in dataset.iter_batches(batch_size=None, batch_format="numpy"):
+            for split in into:
+                rows = batch["split"] == split
+                into[split][batch["question"][rows], batch["column"][rows]] = batch["reward"][rows]
+            bar.update(len(batch["split"]))
+
+
+def _bm25_scores(table: RewardTable) -> np.ndarray:
+    pools, bm25 = table.validation, Bm25(table.texts_C)
+    rows = [bm25.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(pools.questions, pools.pool_QN, strict=True)]
+    return np.stack(rows)
+
+
+def _agreement(scores_QN: np.ndarray, table: RewardTable) -> dict[str, float]:
+    pools = table.validation
+    known_QN = ~np.isnan(pools.utility_QN)
+    found = agreement(scores_QN, pools.utility_QN, table.noise_floor, table.threshold)
+    return {**found, "gold_accuracy": gold_accuracy(scores_QN, pools.positive_QN, known_QN)}
+
+
+def _to_table(pools: RewardPools, reward_QN: np.ndarray) -> pa.Table:
+    questions, columns = np.nonzero(pools.pool_QN != PADDING)
+    examples = [pools.example_ids[question] for question in questions.tolist()]
+    return pa.table([pa.array(examples), pools.pool_QN[questions, columns], reward_QN[questions, columns]], schema=REWARDS)
+
+
+def load_rewards(workspace: Workspace, split: str) -> pa.Table:
+    """Rewards of every pair of a split's pools, pool by pool."""
+    path = workspace.local(REWARDS_NAME) / f"{split}.parquet"
+    return validate_table(read_parquet(path, STAGE), REWARDS, str(path))

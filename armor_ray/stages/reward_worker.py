@@ -1,0 +1,82 @@
+"""What runs inside a Ray Train worker of the reward model, and the actor that applies it; both bring in torch and models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.train
+
+from armor_ray.config import Config
+from armor_ray.models.cross_encoder import CrossEncoder
+from armor_ray.models.hardware import choose_device, choose_dtype
+from armor_ray.stages.context import Plan
+from armor_ray.stages.train_worker import RayHost
+from armor_ray.training.history import HistoryWriter
+from armor_ray.training.reward import RewardResult, RewardTrainer, score_pools
+from armor_ray.training.reward_pairs import RewardTable
+from armor_ray.workspace import Draft, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class RewardJob:
+    """What a worker needs; pickled, so the table travels as a reference into the object store."""
+
+    config: Config
+    plan: Plan
+    workspace_uri: str
+    table: list[Any]
+    log_folder: str | None
+
+
+def train_reward(job: RewardJob) -> None:
+    """Trains from the newest checkpoint on; then rank 0 publishes the model."""
+    settings, seed = job.config.reward, job.config.seed
+    table: RewardTable = ray.get(job.table[0])
+    host = RayHost()
+    with HistoryWriter(job.log_folder if host.rank == 0 else None) as sink:
+        encoder = CrossEncoder.start(settings.model, settings.max_length, seed, settings.revision)
+        result = RewardTrainer(settings, seed, table, encoder, host, sink).run()
+    if host.rank == 0:
+        _publish(Workspace(job.workspace_uri), job.plan, result)
+    ray.train.report({**result.validation, "step": result.progress.step})
+
+
+def _publish(workspace: Workspace, plan: Plan, result: RewardResult) -> None:
+    def write(draft: Draft) -> None:
+        result.encoder.cpu().save(draft.path)
+        history = result.progress.history
+        keys = sorted({key for row in history for key in row})
+        pq.write_table(pa.table({key: [row.get(key) for row in history] for key in keys}), draft.path / "history.parquet")
+        draft.details |= {"validation": result.validation, "best_step": result.progress.best_step}
+        draft.rows["steps"] = result.progress.step
+
+    workspace.publish(plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
+
+
+class RewardActor:
+    """Loads a cross-encoder once and scores the pools of ranges of questions.
+
+    Args:
+        model: folder or id of the cross-encoder.
+        table: reference to the `RewardTable`.
+    """
+
+    def __init__(self, config: Config, model: str, table: list[Any]) -> None:
+        device = choose_device()
+        self._settings = config.reward
+        self._encoder = CrossEncoder.load(model, config.reward.max_length).to(device)
+        self._dtype = choose_dtype(config.reward.score_dtype, device)
+        self._table: RewardTable = ray.get(table[0])
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        [split], [start], [stop] = (batch[name].tolist() for name in ("split", "start", "stop"))
+        pools = self._table.split(split).between(start, stop)
+        reward_QN = score_pools(self._encoder, pools, self._table, self._settings.batch_tokens, self._dtype)
+        questions, columns = np.nonzero(~np.isnan(reward_QN))
+        splits = np.full(len(questions), split)
+        return {"split": splits, "question": questions + start, "column": columns, "reward": reward_QN[questions, columns]}
