@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from armor_ray.evaluation.labels import BASE, INTERPOLATED, method_label, method_style, metric_label
+from armor_ray.evaluation.labels import BASE, INTERPOLATED, line_style, method_label, method_style, metric_label
 from armor_ray.evaluation.summary import Row
 
 History = Sequence[Mapping[str, float]]
@@ -98,6 +98,7 @@ def _line(axis: Axes, method: str, steps: np.ndarray, values: np.ndarray, marked
         steps,
         values,
         color=colour,
+        linestyle=line_style(method),
         marker=marker if marked else None,
         markersize=5,
         linewidth=2.4 if strong else 1.5,
@@ -212,7 +213,8 @@ def interpolation_figure(curves: Mapping[str, History], path: Path, metric: str 
     for method, points in curves.items():
         colour, marker = method_style(method)
         recall = {point["alpha"]: point[metric] for point in points}
-        axes[0].plot(list(recall), list(recall.values()), color=colour, marker=marker, markersize=5, linewidth=2)
+        style: dict[str, Any] = {"color": colour, "linestyle": line_style(method), "marker": marker, "markersize": 5, "linewidth": 2}
+        axes[0].plot(list(recall), list(recall.values()), **style)
         alpha = (chosen or {}).get(method)
         if alpha is not None:
             axes[0].plot(alpha, recall[alpha], "o", markersize=14, markerfacecolor="none", color=colour, markeredgewidth=1.8)
@@ -241,7 +243,9 @@ def _shared_legend(figure: Figure, methods: Sequence[str]) -> None:
     handles = []
     for method in methods:
         colour, marker = method_style(method)
-        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=2, label=method_label(method)))
+        handles.append(
+            Line2D([], [], color=colour, marker=marker, linestyle=line_style(method), linewidth=2, label=method_label(method))
+        )
     _legend(figure, handles)
 
 

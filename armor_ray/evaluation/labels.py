@@ -64,6 +64,11 @@ def method_style(method: str) -> tuple[str, str]:
     return _STYLES.get(method.removeprefix(FUSION_PREFIX).partition("/")[0], _OTHER)
 
 
+def line_style(method: str) -> str:
+    """Of curves: a swept variant shares its recipe's colour and marker, and is dashed."""
+    return "--" if "/swept" in method else "-"
+
+
 def is_fused(method: str) -> bool:
     return method.startswith(FUSION_PREFIX)
 
