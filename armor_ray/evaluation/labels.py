@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from armor_ray.config import RECIPES
 
 INTERPOLATED = "/interpolated"
@@ -64,7 +66,7 @@ def method_style(method: str) -> tuple[str, str]:
     return _STYLES.get(method.removeprefix(FUSION_PREFIX).partition("/")[0], _OTHER)
 
 
-def line_style(method: str) -> str:
+def line_style(method: str) -> Literal["-", "--"]:
     """Of curves: a swept variant shares its recipe's colour and marker, and is dashed."""
     return "--" if "/swept" in method else "-"
 
