@@ -22,7 +22,7 @@ from armor_ray.stages.context import Context, work_folder
 from armor_ray.stages.methods import recipe_config
 from armor_ray.stages.plans import PLANS, TABLE
 from armor_ray.stages.table import load_table
-from armor_ray.stages.trials import TrialSpec, _discard_damaged_run, _is_restorable, run_trials
+from armor_ray.stages.trials import TrialSpec, _is_restorable, discard_damaged_run, run_trials
 from armor_ray.training.host import LocalHost
 from armor_ray.training.loop import Trainer
 from armor_ray.workspace import Workspace
@@ -77,7 +77,7 @@ def test_a_damaged_train_record_goes_with_its_run(tmp_path, record, kept):
     workspace = Workspace(str(tmp_path))
     workspace.write_bytes("run/checkpoint_manager_snapshot.json", record)
     workspace.write_bytes("run/checkpoint_1/state.pt", b"weights")
-    _discard_damaged_run(workspace, "run")
+    discard_damaged_run(workspace, "run")
     assert (tmp_path / "run" / "checkpoint_1" / "state.pt").exists() is kept
 
 
