@@ -51,7 +51,8 @@ def _start() -> None:
     try:
         if address is not None:
             _knock(address)
-        ray.init(logging_level=logging.ERROR, log_to_driver=os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1")
+        log_workers = os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1"
+        ray.init(logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": _known_address(address)})
     except (OSError, ValueError) as error:
         if address is None:
             raise
@@ -60,6 +61,16 @@ def _start() -> None:
     # The stages show their own progress, with a time left; Ray Data's is a block of log lines every ten seconds.
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+
+
+def _known_address(address: str | None) -> dict[str, str]:
+    """RAY_ADDRESS for actors, where it names one cluster.
+
+    Ray Train's cleaner of placement groups asks for actor states by that variable. Where a machine runs several Rays and it is not set, the
+    cleaner dies, a trial that was stopped early keeps its CPUs, and the sweep waits for ever.
+    """
+    host, _, port = (address or "").rpartition(":")
+    return {"RAY_ADDRESS": f"{host}:{port}"} if host and "/" not in host and port.isdigit() else {}
 
 
 def _knock(address: str) -> None:
