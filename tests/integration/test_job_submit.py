@@ -29,8 +29,12 @@ with local_head(Path(sys.argv[1]), Path(sys.argv[1])):
 
 JOB = """
 import os, ray
-ray.init(logging_level="ERROR")
+from armor_ray.stages.cluster import connect
+from armor_ray.workspace import Workspace
+connect(Workspace("."))
 print("cluster says", ray.get(ray.remote(lambda: 6 * 7).remote()), "in", os.getcwd())
+told = ray.get(ray.remote(lambda: os.environ.get("RAY_ADDRESS")).remote())
+print("actors know their cluster:", told == ray.get_runtime_context().gcs_address)
 """
 
 
@@ -59,7 +63,9 @@ def test_jobs_run_and_heads_leave_nothing(tmp_path, capfd):
         assert not processes_of(leftover)
         marker = head.environment[MARKER]
         assert run_job(head, ["python", "job.py"]) == "SUCCEEDED"
-        assert f"cluster says 42 in {tmp_path}" in capfd.readouterr().out
+        said = capfd.readouterr().out
+        assert f"cluster says 42 in {tmp_path}" in said
+        assert "actors know their cluster: True" in said
         assert run_job(head, ["python", "fail.py"]) == "FAILED"
         with pytest.raises(ArmorError, match=f"process {os.getpid()} runs a Ray head here"), local_head(tmp_path, tmp_path):
             pass
