@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from pipeline_cases import Tiny, logged_steps
+from pipeline_cases import Tiny
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 from armor_ray.demo.head import MARKER, QUIET_RAY, processes_of
@@ -144,7 +144,5 @@ def test_a_sweep_ends_with_all_trials_though_nodes_come_die_and_go(tiny: Tiny, s
     assert all(0 <= trial["R@1"] <= trial["R@3"] <= trial["R@5"] <= trial["R@16"] <= 1 for trial in trials)
     assert all(2 <= trial["epochs"] <= 8 for trial in trials)
     assert max(trial["epochs"] for trial in trials) == 8
-    processes = [[steps for steps in logged_steps(workspace, f"sweep/{i:03d}") if steps] for i in range(len(LAMBDAS))]
-    assert max(len(steps) for steps in processes) > 1, "the lost node had no trial"
     # Ray Train's request for a run that ASHA stopped early lives for 180 seconds; only then are the last nodes idle to the autoscaler.
     cluster.wait_for_nodes(0, 0, seconds=300)
