@@ -64,13 +64,11 @@ def _start() -> None:
 
 
 def _known_address(address: str | None) -> dict[str, str]:
-    """RAY_ADDRESS for the actors of a submitted job, where it names one cluster.
+    """RAY_ADDRESS for actors, where it names one cluster.
 
     Ray Train's cleaner of placement groups asks for actor states by that variable. Where a machine runs several Rays and it is not set, the
     cleaner dies, a trial that was stopped early keeps its CPUs, and the sweep waits for ever.
     """
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
-        return {}  # no submitted job: whoever started the nodes gave them their environment
     host, _, port = (address or "").rpartition(":")
     return {"RAY_ADDRESS": f"{host}:{port}"} if host and "/" not in host and port.isdigit() else {}
 
