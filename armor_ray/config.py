@@ -338,6 +338,11 @@ class TrainingConfig(Section):
     )
     max_failures: int = Field(3, ge=0, description="Restarts after a lost worker.")
 
+    @property
+    def metric_depth(self) -> int:
+        """k of the metric recall@k."""
+        return int(self.metric.removeprefix("R@"))
+
     @model_validator(mode="after")
     def _check_grid(self) -> TrainingConfig:
         if any(not 0 <= alpha <= 1 for alpha in self.interpolate):

@@ -39,7 +39,7 @@ from armor_ray.stages.cluster import plan_actors, user_errors
 from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.methods import adapted_methods
 from armor_ray.stages.prepare import load_passages
-from armor_ray.stages.rankings import Ranking, SplitQuestions, load_split
+from armor_ray.stages.rankings import BASE_CORPUS, Ranking, SplitQuestions, corpus_searched, load_split
 from armor_ray.workspace import Workspace
 
 _FUSED_DEPTH = 100
@@ -137,18 +137,21 @@ class Stages:
         return self._fusion(stage) if isinstance(stage, FusionStageConfig) else build_first_stage(stage, self.texts)
 
     def _own(self, name: str) -> VectorSearch:
-        """The base encoder, or a trained row's first seed, over the frozen passage vectors."""
-        artifacts = {row.method: row.artifacts[0] for row in adapted_methods(self._config)}
-        loaded = BiEncoder.load(self._config.encoder) if name == BASE else BiEncoder.from_folder(self._workspace.local(artifacts[name]))
+        """The base encoder, or a trained row's first seed, over the vectors that it searches."""
+        if name == BASE:
+            loaded, corpus = BiEncoder.load(self._config.encoder), BASE_CORPUS
+        else:
+            artifact = next(row.artifacts[0] for row in adapted_methods(self._config) if row.method == name)
+            loaded, corpus = BiEncoder.from_folder(self._workspace.local(artifact)), corpus_searched(self._workspace, artifact)
         encoder = loaded.to(choose_device())
-        return VectorSearch(lambda questions: encoder.encode(questions, "query"), open_embeddings(self._workspace.local("embeddings")))
+        return VectorSearch(lambda questions: encoder.encode(questions, "query"), open_embeddings(self._workspace.local(corpus)))
 
     def _fusion(self, stage: FusionStageConfig) -> FirstStage:
         if stage.method == "reciprocal-rank":
             return ReciprocalRankFusion([self.get(name) for name in stage.of], min(_FUSED_DEPTH, len(self.texts)))
         first, second = (cast(ExhaustiveStage, self.get(name)) for name in stage.of)  # `check_names` refuses others
         validation = load_split(self._workspace, "validation")
-        grid, k = self._config.evaluation.fusion_grid, int(self._config.training.metric.removeprefix("R@"))
+        grid, k = self._config.evaluation.fusion_grid, self._config.training.metric_depth
         return ConvexFusion.tuned(first, second, validation.questions, validation.gold, grid, k)
 
 

@@ -116,7 +116,7 @@ def _fused(
     reference: str | None,
 ) -> Method:
     """Convex fusion with BM25, the weight tuned on validation for each seed's encoder."""
-    grid, k = config.evaluation.fusion_grid, int(config.training.metric.removeprefix("R@"))
+    grid, k = config.evaluation.fusion_grid, config.training.metric_depth
     weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for rankers, v in seeds]
     rankings = [rankers.fused(v["test"], split.questions, weight) for (rankers, v), weight in zip(seeds, weights, strict=True)]
     return Method(name, rankings, reference, float(np.mean(weights)))

@@ -14,7 +14,7 @@ def check_sizes(config: Config, num_passages: int, num_train: int) -> None:
     """
     wanted = {
         "candidates.pool_size": config.candidates.pool_size,
-        "training.metric": int(config.training.metric.removeprefix("R@")),
+        "training.metric": config.training.metric_depth,
         "evaluation.ks": max(config.evaluation.ks),
         "evaluation.generation_top_k": config.evaluation.generation_top_k if config.evaluation.generation_questions else 0,
     }

@@ -44,7 +44,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
 
 
 Row = dict[str, Any]
-"""One question's pool: the columns of `NEGATIVES` and, for the counts and examples, `positive` and `retrieved`."""
+"""One question's pool: the columns of `NEGATIVES` and, for the counts and examples, `positive` and `rejected`."""
 
 
 def _gate(workspace: Workspace, split: str, top_k: int, margin: float) -> list[Row]:
@@ -60,13 +60,13 @@ def _gate(workspace: Workspace, split: str, top_k: int, margin: float) -> list[R
         retrieved = np.arange(len(passages)) < top_k
         gated = gated_negatives(own, positive, retrieved, margin)
         row = {"example_id": example, "passage_ids": passages, "rewards": own.tolist(), "gated": gated.tolist()}
-        rows.append({**row, "positive": positive, "retrieved": retrieved})
+        rows.append({**row, "positive": positive, "rejected": retrieved & ~positive & ~gated})
     return rows
 
 
 def _counts(rows: list[Row]) -> dict[str, int]:
     kept = [int(np.sum(row["gated"])) for row in rows]
-    rejected = sum(int((row["retrieved"] & ~row["positive"] & ~np.array(row["gated"])).sum()) for row in rows)
+    rejected = sum(int(row["rejected"].sum()) for row in rows)
     return {"kept": sum(kept), "rejected": rejected, "questions without a negative": sum(count == 0 for count in kept)}
 
 
@@ -88,7 +88,7 @@ def _examples(workspace: Workspace, rows: list[Row]) -> list[dict[str, Any]]:
         kinds = {
             "gold": np.flatnonzero(row["positive"]),
             "accepted": np.flatnonzero(row["gated"]),
-            "rejected": np.flatnonzero(row["retrieved"] & ~row["positive"] & ~np.array(row["gated"])),
+            "rejected": np.flatnonzero(row["rejected"]),
         }
         if all(len(members) for members in kinds.values()):
             found.append({"question": question, **{kind: [passage(row, int(i)) for i in members[:3]] for kind, members in kinds.items()}})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,9 @@ import ray
 
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.exact import exact_top_k
-from armor_ray.retrieval.fusion import best_weight, convex
+from armor_ray.retrieval.first_stages.vectors import VectorSearch
+from armor_ray.retrieval.fusion import ConvexFusion
 from armor_ray.retrieval.lexical import Bm25
-from armor_ray.retrieval.ranking import top_k
 from armor_ray.stages.candidates import load_queries
 from armor_ray.stages.cluster import user_errors
 from armor_ray.stages.embed import open_embeddings
@@ -22,7 +21,7 @@ from armor_ray.stages.prepare import load_examples, load_passages
 from armor_ray.workspace import Workspace
 
 RANKED = 100
-_QUESTIONS_A_BLOCK = 64
+BASE_CORPUS = "embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,11 @@ def _encode_held_out(workspace_uri: str, retriever: str) -> QueryVectors:
     return {split: encoder.encode(load_split(workspace, split).questions, "query") for split in ("validation", "test")}
 
 
+def corpus_searched(workspace: Workspace, retriever: str) -> str:
+    """The artifact with the vectors that a retriever searches: the base encoder's, or those of its own passage tower."""
+    return workspace.require(retriever).details.get("corpus", BASE_CORPUS)
+
+
 class Rankers:
     """Ranks queries against the corpus; loads vectors and BM25 once.
 
@@ -85,14 +89,14 @@ class Rankers:
 
     def __init__(self, workspace: Workspace, deepest: int = RANKED) -> None:
         self._workspace = workspace
-        self.passages_CD = open_embeddings(workspace.local("embeddings"))
+        self.passages_CD = open_embeddings(workspace.local(BASE_CORPUS))
         self._texts = load_passages(workspace, "text").column("text")
         self.depth = min(max(RANKED, deepest), len(self._texts))
 
     def of(self, retriever: str) -> Rankers:
         """These rankers over the vectors that a retriever searches: the base encoder's, or those of its own passage tower."""
-        corpus = self._workspace.require(retriever).details.get("corpus")
-        if corpus is None:
+        corpus = corpus_searched(self._workspace, retriever)
+        if corpus == BASE_CORPUS:
             return self
         own = copy.copy(self)
         own.passages_CD = open_embeddings(self._workspace.local(corpus))
@@ -116,18 +120,13 @@ class Rankers:
 
     def fusion_weight(self, queries_QD: np.ndarray, questions: list[str], gold: list[np.ndarray], grid: list[float], k: int) -> float:
         """The weight of the dense score in the convex mix, tuned by recall@k on validation questions."""
-        weight, _ = best_weight(self._score_blocks(queries_QD, questions), gold, grid, k)
-        return weight
+        return ConvexFusion.tuned(self._search(queries_QD, questions), self._bm25, questions, gold, grid, k).weight
 
     def fused(self, queries_QD: np.ndarray, questions: list[str], weight: float) -> Ranking:
         """Convex fusion with BM25."""
-        blocks = self._score_blocks(queries_QD, questions)
-        parts = [top_k(convex(dense_QC, lexical_QC, weight), self.depth) for dense_QC, lexical_QC in blocks]
-        return Ranking(np.concatenate([rows for _, rows in parts]), np.concatenate([scores for scores, _ in parts]))
+        scores, rows = ConvexFusion(self._search(queries_QD, questions), self._bm25, weight).search(questions, self.depth)
+        return Ranking(rows, scores)
 
-    def _score_blocks(self, queries_QD: np.ndarray, questions: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Dense and BM25 scores [Q_i, C], a block of questions at a time: a full matrix over a large corpus would not fit."""
-        passages_CD = np.asarray(self.passages_CD)
-        for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
-            block = slice(start, start + _QUESTIONS_A_BLOCK)
-            yield queries_QD[block] @ passages_CD.T, self._bm25.score_matrix(questions[block])
+    def _search(self, queries_QD: np.ndarray, questions: list[str]) -> VectorSearch:
+        known = dict(zip(questions, queries_QD, strict=True))
+        return VectorSearch(lambda block: np.stack([known[question] for question in block]), self.passages_CD)

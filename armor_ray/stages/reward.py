@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import ray
 import ray.train
 from ray.data import ActorPoolStrategy
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from tqdm import tqdm
 
 from armor_ray.corpus.schemas import CANDIDATES, PAIR_UTILITIES, REWARDS, validate_table
@@ -21,7 +20,7 @@ from armor_ray.retrieval.lexical import Bm25
 from armor_ray.stages.cluster import connect, plan_actors, plan_trials, user_errors
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.prepare import load_examples, load_passages
-from armor_ray.stages.trials import StopAtFault, discard_damaged_run, quiet_train
+from armor_ray.stages.train_runs import discard_damaged_run, fault_of, torch_run
 from armor_ray.training.reward_pairs import RewardPools, RewardTable
 from armor_ray.training.table import PADDING, pad_pools
 from armor_ray.workspace import Draft, Workspace, read_parquet
@@ -98,40 +97,24 @@ def _train(context: Context, plan: Plan, table: list[Any]) -> None:
     Raises:
         ArmorError: the cluster never fits the workers, or a worker met a fault.
     """
-    name = f"reward-{plan.fingerprint}"
-    discard_damaged_run(context.workspace, f"{work_folder(STAGE)}/{name}")
+    run = f"{work_folder(STAGE)}/reward-{plan.fingerprint}"
+    discard_damaged_run(context.workspace, run)
     try:
         with user_errors():
-            _trainer(context, plan, table, name).fit()
+            _trainer(context, plan, table, run).fit()
     except ray.train.TrainingFailedError as error:
-        fault = getattr(error, "controller_failure", None)
-        raise (fault if isinstance(fault, ArmorError) else error) from None
+        raise (fault_of(error) or error) from None
 
 
-def _trainer(context: Context, plan: Plan, table: list[Any], name: str) -> Any:
-    from ray.train.torch import TorchConfig, TorchTrainer
-
+def _trainer(context: Context, plan: Plan, table: list[Any], run: str) -> Any:
     from armor_ray.stages.reward_worker import RewardJob
 
-    quiet_train()
     settings = context.config.reward
     resources = plan_trials(context.config.resources, settings.workers, 1)
     log_folder = context.workspace.path("logs/reward_model") if context.workspace.is_local else None
     job = RewardJob(context.config, plan, context.workspace.uri, table, log_folder)
-    return TorchTrainer(
-        _work,
-        train_loop_config={"job": job},
-        torch_config=TorchConfig(backend="nccl" if resources.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=settings.workers, use_gpu=resources.use_gpu, resources_per_worker=resources.worker_resources
-        ),
-        run_config=RunConfig(
-            name=name,
-            storage_path=context.workspace.address(work_folder(STAGE)),
-            failure_config=FailureConfig(max_failures=settings.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-            callbacks=cast(Any, [StopAtFault()]),
-        ),
+    return torch_run(
+        _work, job, context.workspace, run, workers=settings.workers, resources=resources, max_failures=settings.max_failures
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.train
@@ -16,7 +15,7 @@ from armor_ray.models.cross_encoder import CrossEncoder
 from armor_ray.models.hardware import choose_device, choose_dtype
 from armor_ray.stages.context import Plan
 from armor_ray.stages.train_worker import RayHost
-from armor_ray.training.history import HistoryWriter
+from armor_ray.training.history import HistoryWriter, history_table
 from armor_ray.training.reward import RewardResult, RewardTrainer, score_pools
 from armor_ray.training.reward_pairs import RewardTable
 from armor_ray.workspace import Draft, Workspace
@@ -49,9 +48,7 @@ def train_reward(job: RewardJob) -> None:
 def _publish(workspace: Workspace, plan: Plan, result: RewardResult) -> None:
     def write(draft: Draft) -> None:
         result.encoder.cpu().save(draft.path)
-        history = result.progress.history
-        keys = sorted({key for row in history for key in row})
-        pq.write_table(pa.table({key: [row.get(key) for row in history] for key in keys}), draft.path / "history.parquet")
+        pq.write_table(history_table(result.progress.history), draft.path / "history.parquet")
         draft.details |= {"validation": result.validation, "best_step": result.progress.best_step}
         draft.rows["steps"] = result.progress.step
 

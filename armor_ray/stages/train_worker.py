@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.train
@@ -25,7 +24,7 @@ from armor_ray.stages.context import Plan
 from armor_ray.stages.methods import INTERPOLATED, corpus_of
 from armor_ray.stages.refresh import RayPairScorer
 from armor_ray.stages.trials import TrainJob
-from armor_ray.training.history import HistoryWriter
+from armor_ray.training.history import HistoryWriter, history_table
 from armor_ray.training.interpolation import Interpolation, best_interpolation
 from armor_ray.training.loop import Trainer, TrainingResult
 from armor_ray.training.lora import merged
@@ -121,9 +120,7 @@ def _publish_encoder(
         draft.details |= {"corpus": corpus_of(name)} if config.objective.towers == "shared" else {}
         encoder.cpu().save(draft.path)
         write_golden(encoder, questions[:16], draft.path)
-        history = result.progress.history
-        keys = sorted({key for row in history for key in row})
-        pq.write_table(pa.table({key: [row.get(key) for row in history] for key in keys}), draft.path / "history.parquet")
+        pq.write_table(history_table(result.progress.history), draft.path / "history.parquet")
         (draft.path / "temperatures.json").write_text(json.dumps(result.temperatures, indent=2), encoding="utf-8")
         (draft.path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(exclude_unset=True)), encoding="utf-8")
         validation = _point(mixed) if mixed is not None and name.endswith(INTERPOLATED) else result.validation

@@ -14,12 +14,11 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import ray
 import ray.train
 import ray.tune
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.tune.integration.ray_train import TuneReportCallback
 from tqdm import tqdm
 
@@ -28,12 +27,12 @@ from armor_ray.errors import ArmorError
 from armor_ray.stages.cluster import TrialPlan, plan_refresh_actors, plan_trials, user_errors
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.methods import training_identity
+from armor_ray.stages.train_runs import discard_damaged_run, fault_of, has_record, is_json, torch_run
 from armor_ray.training.table import TrainingTable
 from armor_ray.workspace import Workspace, fingerprint
 
 _FAULT = "fault"  # a key of reported metrics
 _TUNE_STATE = "experiment_state-"
-_TRAIN_STATE = "checkpoint_manager_snapshot.json"
 # A trial only waits for its Ray Train run, whose controller stays on its node. On the head, which is never a spot machine, neither is
 # lost with a worker node, so Train itself restarts the lost workers, and no dead controller leaves a reservation behind.
 _ON_THE_HEAD = {"CPU": 0, "node:__internal_head__": 0.001}
@@ -177,15 +176,7 @@ def _tuner(workspace: Workspace, runs: _Runs, name: str, scheduler: Any, stage: 
 def _is_restorable(workspace: Workspace, experiment: str) -> bool:
     """Whether Tune left a whole record: it writes none at first, and a kill may cut the newest short."""
     states = [name for name in workspace.files(experiment) if name.rpartition("/")[2].startswith(_TUNE_STATE)]
-    return bool(states) and _is_json(workspace, max(states))
-
-
-def _is_json(workspace: Workspace, name: str) -> bool:
-    try:
-        json.loads(workspace.read_bytes(name) or b"")
-    except ValueError:
-        return False
-    return True
+    return bool(states) and is_json(workspace, max(states))
 
 
 class TrialProgress(ray.tune.Callback):
@@ -242,15 +233,6 @@ def _raise_first_fault(workspace: Workspace, experiment: str, results: ray.tune.
 # -- Train -------------------------------------------------------------------------------------------------------------------------
 
 
-class StopAtFault(UserCallback):
-    """Ends a run at an ArmorError, which a restart would only meet again; after any other exception Train restarts the workers."""
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        for error in worker_exceptions.values():
-            if isinstance(error, ArmorError):
-                raise error
-
-
 def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
     """A Tune trial: runs the Ray Train job of one spec and passes its reports on, or those that an earlier one left."""
     spec = runs.specs[parameters["number"]]
@@ -260,61 +242,37 @@ def _trial(parameters: dict[str, Any], runs: _Runs) -> None:
         ray.tune.report(json.loads(outcome))
         return
     discard_damaged_run(workspace, run)
-    if workspace.read_bytes(f"{run}/{_TRAIN_STATE}") is None:
+    if not has_record(workspace, run):
         workspace.delete(f"logs/{spec.name}")
     try:
-        _trainer(spec, runs, workspace).fit()
+        _trainer(spec, runs, workspace, run).fit()
     except ray.train.TrainingFailedError as error:
         # Reported, not raised: Train has restarted what a restart can mend, and Tune would do it all again.
-        fault = getattr(error, "controller_failure", None)
-        reason = (fault.message, fault.where, fault.hint) if isinstance(fault, ArmorError) else str(error)
+        fault = fault_of(error)
+        reason = (fault.message, fault.where, fault.hint) if fault is not None else str(error)
         ray.tune.report({_FAULT: reason, spec.config.training.metric: 0.0, "step": 0})
         return
     # Its checkpoint is several times as large as the model; what counts is published, or in the outcome.
     workspace.delete(run)
 
 
-def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace) -> Any:
-    from ray.train.torch import TorchConfig, TorchTrainer
-
-    quiet_train()
+def _trainer(spec: TrialSpec, runs: _Runs, workspace: Workspace, run: str) -> Any:
     training = spec.config.training
     log_folder = workspace.path(f"logs/{spec.name}") if workspace.is_local else None
-    job = TrainJob(spec, runs.workspace_uri, runs.table, runs.score_actors, log_folder, f"{runs.folder}/{spec.run_name}.json")
-    return TorchTrainer(
+    job = TrainJob(spec, runs.workspace_uri, runs.table, runs.score_actors, log_folder, f"{run}.json")
+    return torch_run(
         _train,
-        train_loop_config={"job": job},
-        torch_config=TorchConfig(backend="nccl" if runs.resources.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=training.workers, use_gpu=runs.resources.use_gpu, resources_per_worker=runs.resources.worker_resources
-        ),
-        run_config=RunConfig(
-            name=spec.run_name,
-            storage_path=workspace.address(runs.folder),
-            failure_config=FailureConfig(max_failures=training.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-            callbacks=cast(Any, [TuneReportCallback(), StopAtFault()]),
-        ),
+        job,
+        workspace,
+        run,
+        workers=training.workers,
+        resources=runs.resources,
+        max_failures=training.max_failures,
+        callbacks=[TuneReportCallback()],
     )
-
-
-def quiet_train() -> None:
-    """Settings of Ray Train's controller, read when a run starts."""
-    # By default it looks at its workers every two seconds only, longer than a small evaluation takes.
-    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.3"
-    # A process that listens for the notice of a node's removal; of no use to a node that is alone.
-    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "1" if len(ray.nodes()) > 1 else "0"
-    logging.getLogger("ray.train").setLevel(logging.WARNING)
 
 
 def _train(arguments: dict[str, Any]) -> None:
     from armor_ray.stages.train_worker import train
 
     train(arguments["job"])
-
-
-def discard_damaged_run(workspace: Workspace, run: str) -> None:
-    """Train refuses to start over a record that a kill cut short; without one it starts afresh."""
-    state = f"{run}/{_TRAIN_STATE}"
-    if workspace.read_bytes(state) is not None and not _is_json(workspace, state):
-        workspace.delete(run)

@@ -63,6 +63,15 @@ class BatchPlan:
         share = self.batch_size // self.world_size
         return everyone, everyone[self.rank * share : (self.rank + 1) * share]
 
+    def ends_interval(self, steps: int, per_epoch: int) -> bool:
+        """Whether one of `per_epoch` evaluations follows after so many steps: they are spread evenly, the last at the epoch's end."""
+        position = (steps - 1) % self.steps_per_epoch + 1
+        return position * per_epoch // self.steps_per_epoch > (position - 1) * per_epoch // self.steps_per_epoch
+
+    def seed_dropout(self, step: int) -> None:
+        """Dropout as a function of (seed, step, rank): a resumed run repeats it without any stored random state."""
+        torch.manual_seed(int(np.random.SeedSequence([self.seed, step, self.rank]).generate_state(1, np.uint64)[0]))
+
 
 @functools.lru_cache(maxsize=4)
 def _permutation(num_questions: int, seed: int, epoch: int) -> np.ndarray:

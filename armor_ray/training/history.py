@@ -1,10 +1,17 @@
-"""Where training history goes while it is made: TensorBoard events, live."""
+"""Where training history goes: TensorBoard events while it is made, a table when the run is published."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
+import pyarrow as pa
 from torch.utils.tensorboard import SummaryWriter
+
+
+def history_table(history: list[dict[str, float]]) -> pa.Table:
+    """One row a step, one column per key that any row has; null where a row lacks it."""
+    keys = sorted({key for row in history for key in row})
+    return pa.table({key: [row.get(key) for row in history] for key in keys})
 
 
 class HistoryWriter:

@@ -1,6 +1,6 @@
 """What the training loop needs from whoever runs it: a place in a process group, and somewhere to report and resume.
 
-`LocalHost` is one process without Ray, for debugging and tests; `stages/trials.py` has the Ray Train one. Both run the same loop.
+`LocalHost` is one process without Ray, for debugging and tests; `stages/train_worker.py` has the Ray Train one. Both run the same loop.
 """
 
 from __future__ import annotations

@@ -146,19 +146,13 @@ class Trainer:
         while self.progress.step < self.total_steps and not self._out_of_patience():
             self._train_step(self.progress.step)
             self.progress.step += 1
-            if self._is_evaluated(self.progress.step):
+            if self._train.plan.ends_interval(self.progress.step, self.config.training.evaluations_per_epoch):
                 self._end_interval()
         return self._finish()
 
     def _out_of_patience(self) -> bool:
         patience = self.config.training.patience
         return patience is not None and self.progress.stale_evaluations >= patience
-
-    def _is_evaluated(self, steps: int) -> bool:
-        """Whether an evaluation follows after so many steps: they are spread evenly, the last at the epoch's end."""
-        per_epoch, length = self.config.training.evaluations_per_epoch, self._train.plan.steps_per_epoch
-        position = (steps - 1) % length + 1
-        return position * per_epoch // length > (position - 1) * per_epoch // length
 
     def _train_step(self, step: int) -> None:
         everyone, mine = self._train.plan.batch(step)
@@ -167,7 +161,7 @@ class Trainer:
         rate = learning_rate(step, self.total_steps, self.config.training)
         for group in self.optimizers[ENCODER].param_groups:
             group["lr"] = rate
-        self._reseed(step)
+        self._train.plan.seed_dropout(step)
         self.module.train(self.config.training.dropout)
         self._clear_gradients()
         terms = self._backward(self._train.batcher.build(everyone, mine))
@@ -209,10 +203,6 @@ class Trainer:
             alpha.grad = gradient
         self.optimizers[TEMPERATURES].step()
         return loss
-
-    def _reseed(self, step: int) -> None:
-        # Dropout as a function of (seed, step, rank): a resumed run repeats it without any stored random state.
-        torch.manual_seed(int(np.random.SeedSequence([self.config.seed, step, self.host.rank]).generate_state(1, np.uint64)[0]))
 
     def _clear_gradients(self) -> None:
         for optimizer in self.optimizers.values():

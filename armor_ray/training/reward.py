@@ -133,23 +133,17 @@ class RewardTrainer:
         while self.progress.step < self.total_steps:
             self._train_step(self.progress.step)
             self.progress.step += 1
-            if self._is_evaluated(self.progress.step):
+            if self._plan.ends_interval(self.progress.step, self.config.evaluations_per_epoch):
                 self._end_interval()
         load_weights(self.module, self.progress.best_weights)
         best = next(row for row in reversed(self.progress.history) if row["step"] == self.progress.best_step and self.config.metric in row)
         return RewardResult(_merged(self.module.encoder), self.progress, {k: v for k, v in best.items() if k != "step"})
 
-    def _is_evaluated(self, steps: int) -> bool:
-        per_epoch, length = self.config.evaluations_per_epoch, self._plan.steps_per_epoch
-        position = (steps - 1) % length + 1
-        return position * per_epoch // length > (position - 1) * per_epoch // length
-
     def _train_step(self, step: int) -> None:
         _, mine = self._plan.batch(step)
         rate = learning_rate(step, self.total_steps, self.config)
         self._optimizer.param_groups[0]["lr"] = rate
-        # Dropout as a function of (seed, step, rank): a resumed run repeats it without any stored random state.
-        torch.manual_seed(int(np.random.SeedSequence([self._seed, step, self.host.rank]).generate_state(1, np.uint64)[0]))
+        self._plan.seed_dropout(step)
         self.module.train()
         self._optimizer.zero_grad(set_to_none=True)
         with self._arithmetic():

@@ -22,7 +22,8 @@ from armor_ray.stages.context import Context, work_folder
 from armor_ray.stages.methods import recipe_config
 from armor_ray.stages.plans import PLANS, TABLE
 from armor_ray.stages.table import load_table
-from armor_ray.stages.trials import TrialSpec, _is_restorable, discard_damaged_run, run_trials
+from armor_ray.stages.train_runs import discard_damaged_run
+from armor_ray.stages.trials import TrialSpec, _is_restorable, run_trials
 from armor_ray.training.host import LocalHost
 from armor_ray.training.loop import Trainer
 from armor_ray.workspace import Workspace

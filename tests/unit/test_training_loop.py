@@ -12,6 +12,7 @@ from training_cases import ALL_RECIPES, load_tiny, make_config, make_table, trai
 
 from armor_ray.config import TrainingConfig
 from armor_ray.errors import ArmorError
+from armor_ray.training.batches import BatchPlan
 from armor_ray.training.host import LocalHost
 from armor_ray.training.loop import Trainer
 from armor_ray.training.optimization import learning_rate, make_optimizers
@@ -79,14 +80,12 @@ class TestResume:
             losses[dropout] = [row["loss"] for row in rows if "loss" in row]
         assert all(abs(noisy - quiet) > 1e-4 for noisy, quiet in zip(losses[True], losses[False], strict=True))
 
-    def test_dropout_seeds_differ_between_steps_ranks_and_runs(self, encoder, table, tmp_path):
+    def test_dropout_seeds_differ_between_steps_ranks_and_runs(self):
         seeds = set()
         for seed in (0, 1):
-            trainer = Trainer(make_config().model_copy(update={"seed": seed}), table, encoder, LocalHost(tmp_path))
             for rank in (0, 1):
-                trainer.host.rank = rank
                 for step in (0, 1):
-                    trainer._reseed(step)
+                    BatchPlan(4, 2, seed, rank, 2).seed_dropout(step)
                     seeds.add(torch.initial_seed())
         assert len(seeds) == 8
 
