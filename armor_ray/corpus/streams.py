@@ -18,11 +18,13 @@ class DocumentStream:
     Attributes:
         read: begins at the first document; picklable and of absolute paths, so that another process of this machine can read them too.
         count: how many there are.
+        characters: of their texts together.
         asked: those that questions are about. They alone stay in memory.
     """
 
     read: Callable[[], Iterable[Document]]
     count: int
+    characters: int
     asked: list[Document]
 
     def __iter__(self) -> Iterator[Document]:
@@ -56,4 +58,4 @@ def survey(
         if held is not None:
             held.append(document)
             held = held if characters <= HELD_CHARACTERS else None
-    return (DocumentStream(read, count, list(asked.values())) if held is None else held), asked
+    return (DocumentStream(read, count, characters, list(asked.values())) if held is None else held), asked

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -78,10 +79,10 @@ def cut_stream(context: Context, documents: DocumentStream, whole_documents: boo
     shards: list[str] = []
     num_read = 0
     with user_errors(), tqdm(total=len(documents), desc="prepare", unit=" documents", mininterval=2) as bar:
-        for batch in _dataset(context, documents, whole_documents, folder).iter_batches(batch_size=None, batch_format="pyarrow"):
-            shards += batch["shard"].to_pylist()
-            bar.update(sum(batch["documents"].to_pylist()))
-        num_read = int(bar.n)
+        for row in _dataset(context, documents, whole_documents, folder).iter_rows():
+            shards.append(row["shard"])
+            num_read += row["documents"]
+            bar.update(row["documents"])
     if num_read != len(documents):
         message = f"{len(documents)} documents at the first reading, {num_read} at the second"
         raise ArmorError(message, where="data.path", hint="leave the files alone while a run reads them, and rerun")
@@ -94,11 +95,11 @@ def _dataset(context: Context, documents: DocumentStream, whole_documents: bool,
     settings = DataContext.get_current().copy()
     settings.target_max_block_size = _BLOCK_BYTES
     with DataContext.current(settings):
-        source = ray.data.from_items([{"source": 0}]).map_batches(
-            _read, fn_args=(documents.read,), batch_format="pyarrow", num_cpus=0, scheduling_strategy=here
-        )
-        arguments = (context.config, whole_documents, context.workspace.uri, folder)
-        return source.map_batches(_cut, fn_args=arguments, batch_size=None, batch_format="pyarrow", num_cpus=1)
+        read = partial(_read, read=documents.read)
+        cut = partial(_cut, config=context.config, whole_documents=whole_documents, workspace_uri=context.workspace.uri, folder=folder)
+        source = ray.data.from_items([{"source": 0}])
+        blocks = source.map_batches(read, batch_format="pyarrow", num_cpus=0, scheduling_strategy=here)
+        return blocks.map_batches(cut, batch_size=None, batch_format="pyarrow", num_cpus=1)
 
 
 def _read(_: pa.Table, read: Callable[[], Iterable[Document]]) -> Iterator[pa.Table]:
