@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -40,6 +37,7 @@ from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.methods import adapted_methods
 from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.rankings import BASE_CORPUS, Ranking, SplitQuestions, corpus_searched, load_split
+from armor_ray.stages.reply_cache import reply_cache
 from armor_ray.workspace import Workspace
 
 _FUSED_DEPTH = 100
@@ -163,7 +161,7 @@ def _tools(config: Config, workspace: Workspace, split: SplitQuestions, opened: 
 
     def chat(endpoint: EndpointConfig | None, max_tokens: int) -> Chat:
         judge = config.judge if endpoint is None else config.judge.model_copy(update=endpoint.model_dump())
-        return _forgiving(opened.enter_context(BlockingChat(judge, _chat_cache(workspace), max_tokens=max_tokens)), faults)
+        return _forgiving(opened.enter_context(BlockingChat(judge, reply_cache(workspace), max_tokens=max_tokens)), faults)
 
     def sampler(endpoint: EndpointConfig, max_new_tokens: int) -> Sampler:
         return OpenAIGenerator(GeneratorConfig(engine="openai", max_new_tokens=max_new_tokens, **endpoint.model_dump()))
@@ -184,11 +182,3 @@ def _forgiving(chat: BlockingChat, faults: Faults) -> Chat:
             return ""
 
     return ask
-
-
-def _chat_cache(workspace: Workspace) -> Path:
-    """On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
-    if workspace.is_local:
-        return Path(workspace.path("cache/judges.sqlite"))
-    root = Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray"))
-    return root / "judges" / f"{hashlib.sha256(workspace.uri.encode()).hexdigest()[:12]}.sqlite"

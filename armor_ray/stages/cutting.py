@@ -17,7 +17,7 @@ from ray.data import DataContext
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tqdm import tqdm
 
-from armor_ray.config import Config
+from armor_ray.config import DataConfig, EncoderConfig
 from armor_ray.corpus.chunking import cut_passages
 from armor_ray.corpus.prepare import choose_chunker
 from armor_ray.corpus.records import Document
@@ -62,12 +62,13 @@ class PassageShards:
             first += len(table)
 
 
-def cut_stream(context: Context, documents: DocumentStream, whole_documents: bool, folder: str) -> PassageShards:
+def cut_stream(context: Context, documents: DocumentStream, data: DataConfig, whole_documents: bool, folder: str) -> PassageShards:
     """Cuts all documents, in tasks of the cluster.
 
     Args:
         context: of the run; connects to Ray.
         documents: read on this machine, whose files the others need not have.
+        data: how they are cut.
         whole_documents: they are finished passages.
         folder: of the workspace, for the shards; what is in it goes first.
 
@@ -76,10 +77,18 @@ def cut_stream(context: Context, documents: DocumentStream, whole_documents: boo
     """
     connect(context.workspace)
     context.workspace.delete(folder)
+    cut = partial(
+        _cut,
+        data=data,
+        encoder=context.config.encoder,
+        whole_documents=whole_documents,
+        workspace_uri=context.workspace.uri,
+        folder=folder,
+    )
     shards: list[str] = []
     num_read = 0
     with user_errors(), tqdm(total=len(documents), desc="prepare", unit=" documents", mininterval=2) as bar:
-        for row in _dataset(context, documents, whole_documents, folder).iter_rows():
+        for row in _dataset(documents, cut).iter_rows():
             shards.append(row["shard"])
             num_read += row["documents"]
             bar.update(row["documents"])
@@ -89,14 +98,13 @@ def cut_stream(context: Context, documents: DocumentStream, whole_documents: boo
     return PassageShards(context.workspace, sorted(shards))
 
 
-def _dataset(context: Context, documents: DocumentStream, whole_documents: bool, folder: str) -> ray.data.Dataset:
+def _dataset(documents: DocumentStream, cut: Callable[[pa.Table], pa.Table]) -> ray.data.Dataset:
     # The reader holds no CPU: a task that waits for others to take its blocks must not keep them from running.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     settings = DataContext.get_current().copy()
     settings.target_max_block_size = _BLOCK_BYTES
     with DataContext.current(settings):
         read = partial(_read, read=documents.read)
-        cut = partial(_cut, config=context.config, whole_documents=whole_documents, workspace_uri=context.workspace.uri, folder=folder)
         source = ray.data.from_items([{"source": 0}])
         blocks = source.map_batches(read, batch_format="pyarrow", num_cpus=0, scheduling_strategy=here)
         return blocks.map_batches(cut, batch_size=None, batch_format="pyarrow", num_cpus=1)
@@ -115,9 +123,9 @@ def _read(_: pa.Table, read: Callable[[], Iterable[Document]]) -> Iterator[pa.Ta
         yield pa.Table.from_pylist(rows, schema=_DOCUMENTS)
 
 
-def _cut(block: pa.Table, config: Config, whole_documents: bool, workspace_uri: str, folder: str) -> pa.Table:
+def _cut(block: pa.Table, data: DataConfig, encoder: EncoderConfig, whole_documents: bool, workspace_uri: str, folder: str) -> pa.Table:
     documents = [Document(**{name: row[name] for name in _DOCUMENTS.names[1:]}) for row in block.to_pylist()]
-    passages = cut_passages(documents, choose_chunker(config.data, whole_documents, offsets_of(config)))
+    passages = cut_passages(documents, choose_chunker(data, whole_documents, offsets_of(data, encoder)))
     # Blocks come in any order; their names sort as their documents do.
     name = f"{folder}/documents-{block['place'][0].as_py():012d}.parquet"
     Workspace(workspace_uri).write_bytes(name, parquet_bytes(passages))

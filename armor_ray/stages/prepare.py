@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from armor_ray.config import DataConfig
 from armor_ray.corpus.chunking import cut_passages
 from armor_ray.corpus.prepare import Examples, choose_chunker, make_examples
 from armor_ray.corpus.records import Corpus
@@ -16,6 +17,7 @@ from armor_ray.corpus.schemas import PASSAGES
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.streams import DocumentStream
 from armor_ray.stages.context import Context, Plan, work_folder
+from armor_ray.stages.curated import data_of
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.tokenizing import offsets_of
 from armor_ray.workspace import Draft, Workspace, read_parquet
@@ -31,21 +33,22 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     Raises:
         ArmorError: bad data, or too little of it for what the config asks.
     """
-    corpus = read_corpus(context.config.data)
-    shards = _cut(context, corpus)
-    examples = make_examples(corpus, shards, context.config.data, context.config.seed)
+    data = data_of(context)
+    corpus = read_corpus(data)
+    shards = _cut(context, corpus, data)
+    examples = make_examples(corpus, shards, data, context.config.seed)
     check_sizes(context.config, examples.notes["passages"], len(examples.tables["train"]))
     for plan in todo:
         context.publish(plan, _write_passages(shards, examples) if plan.name == "passages" else _write_examples(examples))
 
 
-def _cut(context: Context, corpus: Corpus) -> Iterable[pa.Table]:
+def _cut(context: Context, corpus: Corpus, data: DataConfig) -> Iterable[pa.Table]:
     """Passages with the schema PASSAGES, table by table. What a source holds in memory is cut right here: Ray takes longer to start."""
     if not isinstance(corpus.documents, DocumentStream):
-        return [cut_passages(corpus.documents, choose_chunker(context.config.data, corpus.whole_documents, offsets_of(context.config)))]
+        return [cut_passages(corpus.documents, choose_chunker(data, corpus.whole_documents, offsets_of(data, context.config.encoder)))]
     from armor_ray.stages.cutting import cut_stream
 
-    return cut_stream(context, corpus.documents, corpus.whole_documents, f"{work_folder(STAGE)}/shards")
+    return cut_stream(context, corpus.documents, data, corpus.whole_documents, f"{work_folder(STAGE)}/shards")
 
 
 def _write_passages(shards: Iterable[pa.Table], examples: Examples) -> Callable[[Draft], None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from armor_ray.config import Config, EncoderConfig
+from armor_ray.config import DataConfig, EncoderConfig
 from armor_ray.corpus.chunking import TokenOffsets
 
 
-def offsets_of(config: Config) -> TokenOffsets | None:
+def offsets_of(data: DataConfig, encoder: EncoderConfig) -> TokenOffsets | None:
     """Where the encoder's tokens stand in a text; None where passages are not cut by them."""
-    return _load(config.encoder.model_dump_json()) if config.data.chunking.mode == "tokens" else None
+    return _load(encoder.model_dump_json()) if data.chunking.mode == "tokens" else None
 
 
 @functools.cache

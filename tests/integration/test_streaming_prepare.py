@@ -64,6 +64,6 @@ def read_faulty() -> list[Document]:
 def test_files_that_change_under_the_run_are_refused(config: Config, local_ray: str, tmp_path: Path) -> None:
     context = Context(config, Workspace(str(tmp_path)))
     with pytest.raises(ArmorError, match="3 documents at the first reading, 2 at the second"):
-        cut_stream(context, DocumentStream(read_two, 3, 18, []), False, "shards")
+        cut_stream(context, DocumentStream(read_two, 3, 18, []), config.data, False, "shards")
     with pytest.raises(ArmorError, match=r"^corpus\.jsonl:3: malformed JSON; correct this line$"):
-        cut_stream(context, DocumentStream(read_faulty, 3, 18, []), False, "shards")
+        cut_stream(context, DocumentStream(read_faulty, 3, 18, []), config.data, False, "shards")

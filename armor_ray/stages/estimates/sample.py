@@ -52,7 +52,7 @@ def sample_data(config: Config) -> DataSample:
         ArmorError: whatever `prepare` would find wrong with the data.
     """
     corpus = read_corpus(config.data)
-    chunker = choose_chunker(config.data, corpus.whole_documents, offsets_of(config))
+    chunker = choose_chunker(config.data, corpus.whole_documents, offsets_of(config.data, config.encoder))
     if isinstance(corpus.documents, DocumentStream):
         first = list(islice(corpus.documents, SAMPLE))
         passages = cut_passages(first, chunker)
