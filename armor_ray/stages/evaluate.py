@@ -24,8 +24,9 @@ from armor_ray.stages.answer import load_answers
 from armor_ray.stages.baselines import rank_baselines
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
-from armor_ray.stages.methods import Adapted, adapted_methods, answered_methods, is_swept
+from armor_ray.stages.methods import Adapted, adapted_methods, answered_methods, is_swept, needs_rewards
 from armor_ray.stages.rankings import QueryVectors, Rankers, Ranking, SplitQuestions, adapted_query_vectors, base_query_vectors, load_split
+from armor_ray.stages.reward_results import load_reward_results
 from armor_ray.stages.sweep import load_results
 from armor_ray.workspace import Draft, Workspace, package_versions, read_parquet
 
@@ -190,6 +191,7 @@ def _report_data(context: Context, evaluated: Evaluated, rows: list[Row], split:
         chosen_alpha={name: manifests[name].details["alpha"] for name in curves},
         fusion_weights={m.name: m.fusion_weight for m in evaluated.methods if m.fusion_weight is not None},
         examples=_examples(evaluated, adapted, split, rankers),
+        rewards=load_reward_results(workspace) if needs_rewards(config) else None,
         facts=_facts(workspace),
         config=yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False),
         versions=package_versions(),

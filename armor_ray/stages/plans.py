@@ -180,6 +180,7 @@ def evaluate(context: Context) -> list[Plan]:
     inputs = ["passages", "examples", "candidates", "embeddings"]
     inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
     inputs += [plan.name for plan in reindex(context)]
+    inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
     settings = {
         "evaluation": config.evaluation.model_dump(),
