@@ -52,9 +52,8 @@ def _spread_panel(axis: Axes, values_QN: np.ndarray, positive_QN: np.ndarray, ti
     labels = [f"{kind}, median {np.median(group):.3g}" for kind, group in zip(("gold", "other"), groups, strict=True)]
     axis.set_xticks([1, 2], labels)
     axis.set_ylabel(unit)
-    axis.text(
-        0.98, 0.97, f"upper tail {_tail(values_QN):.1f} × the middle half", ha="right", va="top", fontsize=9, transform=axis.transAxes
-    )
+    tail = f"upper tail {_tail(values_QN):.1f} × the middle half"
+    axis.text(0.98, 0.97, tail, ha="right", va="top", fontsize=9, transform=axis.transAxes)
     axis.set_title(title, fontsize=10.5, loc="left", fontweight="bold")
 
 
