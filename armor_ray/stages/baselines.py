@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import ray
 
 from armor_ray.config import Config, GeneratorConfig
@@ -30,6 +31,7 @@ from armor_ray.retrieval.first_stages import build_first_stage
 from armor_ray.retrieval.first_stages.vectors import VectorSearch
 from armor_ray.retrieval.fusion import ConvexFusion, ReciprocalRankFusion
 from armor_ray.retrieval.lexical import Bm25
+from armor_ray.retrieval.pools import PoolSearch
 from armor_ray.retrieval.protocols import Chat, ExhaustiveStage, FirstStage, Message
 from armor_ray.retrieval.rerankers import build_reranker
 from armor_ray.retrieval.rerankers.composition import Reranked
@@ -51,6 +53,7 @@ class BaselineRow:
 
     Attributes:
         weight: of the first side of a convex fusion.
+        pooled: the hard pools in the same method's order, where they are ranked.
         faults: replies of a judge that could not be used, by kind.
     """
 
@@ -58,19 +61,23 @@ class BaselineRow:
     ranking: Ranking
     weight: float | None = None
     faults: dict[str, int] = field(default_factory=dict)
+    pooled: Ranking | None = None
 
 
-def rank_baselines(config: Config, workspace: Workspace, depth: int, say: Callable[[str], None]) -> Iterator[BaselineRow]:
+def rank_baselines(
+    config: Config, workspace: Workspace, depth: int, say: Callable[[str], None], pool_QN: np.ndarray | None = None
+) -> Iterator[BaselineRow]:
     """Every baseline on the test split, one after the other in one Ray actor, so that each corpus is encoded once.
 
     Args:
         depth: passages of a ranking.
         say: told which row is being ranked; some take hours.
+        pool_QN: the test questions' hard pools, which are ranked, too.
     """
     wanted: list[str | RerankedRow] = [*(stage.label for stage in config.baselines.first_stages), *reranked_rows(config)]
     if not wanted:
         return
-    actor: Any = ray.remote(Baselines).options(**plan_actors(config.resources, 1, 1).options).remote(config, workspace.uri, depth)
+    actor: Any = ray.remote(Baselines).options(**plan_actors(config.resources, 1, 1).options).remote(config, workspace.uri, depth, pool_QN)
     for number, row in enumerate(wanted, 1):
         say(f"evaluate: ranking with {row if isinstance(row, str) else row.method} (baseline {number} of {len(wanted)})")
         with user_errors():
@@ -80,25 +87,39 @@ def rank_baselines(config: Config, workspace: Workspace, depth: int, say: Callab
 class Baselines:
     """Ranks the test split by first stages and by rerankers over them."""
 
-    def __init__(self, config: Config, workspace_uri: str, depth: int) -> None:
+    def __init__(self, config: Config, workspace_uri: str, depth: int, pool_QN: np.ndarray | None = None) -> None:
         self._config, self._workspace, self._depth = config, Workspace(workspace_uri), depth
         self._test = load_split(self._workspace, "test")
         self._stages = Stages(config, self._workspace)
+        self._pool_QN = pool_QN
 
     def rank(self, row: str | RerankedRow) -> BaselineRow:
         """A first stage by its name, or a reranked row."""
         if isinstance(row, RerankedRow):
             return self._rerank(row)
         stage = self._stages.get(row)
-        return BaselineRow(row, self._search(stage), stage.weight if isinstance(stage, ConvexFusion) else None)
+        weight = stage.weight if isinstance(stage, ConvexFusion) else None
+        return BaselineRow(row, self._search(stage), weight, pooled=self._in_pools(row, lambda first, _: first))
 
     def _rerank(self, row: RerankedRow) -> BaselineRow:
         texts = self._stages.texts
         with ExitStack() as opened:
             tools = _tools(self._config, self._workspace, self._test, opened)
             reranker = build_reranker(row.reranker, tools)
-            stage = Reranked(self._stages.get(row.over), reranker, texts.__getitem__, len(texts), row.reranker.depth, self._workers(row))
-            return BaselineRow(row.method, self._search(stage), faults=tools.faults.counts())
+
+            def over(first: FirstStage, passages: int) -> FirstStage:
+                return Reranked(first, reranker, texts.__getitem__, passages, row.reranker.depth, self._workers(row))
+
+            ranking = self._search(over(self._stages.get(row.over), len(texts)))
+            return BaselineRow(row.method, ranking, faults=tools.faults.counts(), pooled=self._in_pools(row.over, over))
+
+    def _in_pools(self, name: str, over: Callable[[FirstStage, int], FirstStage]) -> Ranking | None:
+        """The hard pools ranked by what `over` makes of the first stage and the size of a pool."""
+        if self._pool_QN is None:
+            return None
+        size = self._pool_QN.shape[1]
+        scores, rows = over(self._stages.confined(name, self._test.questions, self._pool_QN), size).search(self._test.questions, size)
+        return Ranking(rows, scores)
 
     def _workers(self, row: RerankedRow) -> int:
         """Questions at once: as many as the endpoint may be asked at once, one where the work is done here."""
@@ -119,6 +140,7 @@ class Stages:
     def __init__(self, config: Config, workspace: Workspace) -> None:
         self._config, self._workspace = config, workspace
         self._built: dict[str, FirstStage] = {}
+        self._listed = {stage.label: stage for stage in config.baselines.first_stages}
         self.texts: list[str] = load_passages(workspace, "text").column("text").to_pylist()
 
     def get(self, name: str) -> FirstStage:
@@ -127,13 +149,20 @@ class Stages:
             self._built[name] = self._build(name)
         return self._built[name]
 
+    def confined(self, name: str, questions: list[str], pool_QN: np.ndarray) -> FirstStage:
+        """The stage of that name over the questions' pools."""
+        stage = self._listed.get(name)
+        if isinstance(stage, FusionStageConfig) and stage.method == "reciprocal-rank":
+            parts = [self.confined(part, questions, pool_QN) for part in stage.of]
+            return ReciprocalRankFusion(parts, min(_FUSED_DEPTH, pool_QN.shape[1]))
+        return PoolSearch(cast(ExhaustiveStage, self.get(name)), questions, pool_QN)  # all others score every passage
+
     def _build(self, name: str) -> FirstStage:
         if name == BM25:
             return Bm25(self.texts)
-        listed = {stage.label: stage for stage in self._config.baselines.first_stages}
-        if name not in listed:
+        if name not in self._listed:
             return self._own(name)
-        stage = listed[name]
+        stage = self._listed[name]
         return self._fusion(stage) if isinstance(stage, FusionStageConfig) else build_first_stage(stage, self.texts)
 
     def _own(self, name: str) -> VectorSearch:

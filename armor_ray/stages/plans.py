@@ -182,13 +182,16 @@ def evaluate(context: Context) -> list[Plan]:
     inputs += [plan.name for plan in reindex(context)]
     inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
+    younger = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)}
     settings = {
-        "evaluation": config.evaluation.model_dump(),
+        "evaluation": config.evaluation.model_dump(exclude=younger),
         "dataset": config.data.name,
         "metric": config.training.metric,
         "seed": config.seed,
         **baselines_identity(config),
     }
+    if config.evaluation.utility_questions:
+        settings |= {"generator": _generator(context), "utility": config.utility.model_dump(include={"kind", "relevant_share"})}
     return [Plan("reports", "evaluate", settings, context.inputs(*inputs))]
 
 
