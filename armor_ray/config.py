@@ -408,6 +408,7 @@ class EvaluationConfig(Section):
         ge=0,
         description="First test questions whose top passages and hard pools the generator scores, for ExpUtil@1 and relevance by utility.",
     )
+    latency_questions: int = Field(0, ge=0, description="First test questions, one by one, that every method's latency is measured on.")
 
     @field_validator("recipes", "seeds", "ks")
     @classmethod

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from armor_ray.errors import ArmorError
-from armor_ray.evaluation import figures, reward_figures, tables
+from armor_ray.evaluation import figures, latency_figure, reward_figures, tables
 from armor_ray.evaluation.examples import Examples
 from armor_ray.evaluation.labels import (
     ANSWER_METRICS,
@@ -28,6 +28,7 @@ from armor_ray.evaluation.labels import (
     method_label,
     metric_label,
 )
+from armor_ray.evaluation.latency import LATENCY, RATIO
 from armor_ray.evaluation.reward_report import RewardReport
 from armor_ray.evaluation.summary import Row
 
@@ -122,6 +123,8 @@ def _draw(folder: Path, data: ReportData) -> dict[str, Path]:
         drawn["interpolation"] = figures.interpolation_figure(
             data.interpolation, folder / "interpolation.png", data.metric, data.chosen_alpha
         )
+    if LATENCY in measured and data.metric in measured:
+        drawn["latency"] = latency_figure.latency_figure(data.rows, folder / "latency.png", data.metric)
     if data.rewards is not None:
         drawn["utility"] = reward_figures.utility_figure(data.rewards, folder / "utility.png")
         drawn["agreement"] = reward_figures.agreement_figure(data.rewards.agreements, folder / "agreement.png")
@@ -161,13 +164,14 @@ def _view(data: ReportData) -> dict[str, Any]:
 
 
 def _protocols(data: ReportData) -> dict[str, tables.Table | None]:
-    """Hard pools and metrics by utility; None where the run has none."""
+    """Hard pools, metrics by utility and latencies; None where the run has none."""
 
     def of(prefix: str, *first: str) -> tables.Table | None:
         named = [row.metric for row in data.rows if row.metric.startswith(prefix) and row.reference is None]
         return tables.results_table(data.rows, [*first, *dict.fromkeys(named)], lambda _: True, BASE)
 
-    return {"pool": of(POOL_PREFIX), "utility": of(UTILITY_PREFIX, EXPECTED_UTILITY)}
+    latencies = tables.latency_table(data.rows, LATENCY, RATIO)
+    return {"latency": latencies, "pool": of(POOL_PREFIX), "utility": of(UTILITY_PREFIX, EXPECTED_UTILITY)}
 
 
 def _absent(data: ReportData, has_results: bool, has_fusion: bool, has_answers: bool) -> list[str]:

@@ -28,8 +28,10 @@ from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.generators.openai import OpenAIGenerator
 from armor_ray.models.hardware import choose_device
 from armor_ray.retrieval.first_stages import build_first_stage
+from armor_ray.retrieval.first_stages.indexed import IndexSearch
 from armor_ray.retrieval.first_stages.vectors import VectorSearch
 from armor_ray.retrieval.fusion import ConvexFusion, ReciprocalRankFusion
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.retrieval.lexical import Bm25
 from armor_ray.retrieval.pools import PoolSearch
 from armor_ray.retrieval.protocols import Chat, ExhaustiveStage, FirstStage, Message
@@ -104,7 +106,7 @@ class Baselines:
     def _rerank(self, row: RerankedRow) -> BaselineRow:
         texts = self._stages.texts
         with ExitStack() as opened:
-            tools = _tools(self._config, self._workspace, self._test, opened)
+            tools = open_tools(self._config, self._test, chat_cache(self._workspace), opened)
             reranker = build_reranker(row.reranker, tools)
 
             def over(first: FirstStage, passages: int) -> FirstStage:
@@ -167,13 +169,23 @@ class Stages:
 
     def _own(self, name: str) -> VectorSearch:
         """The base encoder, or a trained row's first seed, over the vectors that it searches."""
-        if name == BASE:
-            loaded, corpus = BiEncoder.load(self._config.encoder), BASE_CORPUS
-        else:
-            artifact = next(row.artifacts[0] for row in adapted_methods(self._config) if row.method == name)
-            loaded, corpus = BiEncoder.from_folder(self._workspace.local(artifact)), corpus_searched(self._workspace, artifact)
-        encoder = loaded.to(choose_device())
+        encoder, corpus = self._own_encoder(name)
         return VectorSearch(lambda questions: encoder.encode(questions, "query"), open_embeddings(self._workspace.local(corpus)))
+
+    def served(self, name: str) -> FirstStage:
+        """As `get`, but the base and the trained rows go through their index, as a server's do."""
+        if name == BM25 or name in self._listed:
+            return self.get(name)
+        encoder, corpus = self._own_encoder(name)
+        folder = self._workspace.local("index" if corpus == BASE_CORPUS else corpus)
+        return IndexSearch(lambda questions: encoder.encode(questions, "query"), open_index(folder, encoder.identity.fingerprint()))
+
+    def _own_encoder(self, name: str) -> tuple[BiEncoder, str]:
+        """The encoder on the best device here, and the artifact of the vectors that it searches."""
+        if name == BASE:
+            return BiEncoder.load(self._config.encoder).to(choose_device()), BASE_CORPUS
+        artifact = next(row.artifacts[0] for row in adapted_methods(self._config) if row.method == name)
+        return BiEncoder.from_folder(self._workspace.local(artifact)).to(choose_device()), corpus_searched(self._workspace, artifact)
 
     def _fusion(self, stage: FusionStageConfig) -> FirstStage:
         if stage.method == "reciprocal-rank":
@@ -187,12 +199,13 @@ class Stages:
 # -- what rerankers ask for ----------------------------------------------------------------------------------------------------
 
 
-def _tools(config: Config, workspace: Workspace, split: SplitQuestions, opened: ExitStack) -> Tools:
+def open_tools(config: Config, split: SplitQuestions, cache: Path, opened: ExitStack) -> Tools:
+    """Endpoints that close with `opened` and keep their replies in `cache`, and the split's reference answers."""
     faults = Faults()
 
     def chat(endpoint: EndpointConfig | None, max_tokens: int) -> Chat:
         judge = config.judge if endpoint is None else config.judge.model_copy(update=endpoint.model_dump())
-        return _forgiving(opened.enter_context(BlockingChat(judge, _chat_cache(workspace), max_tokens=max_tokens)), faults)
+        return _forgiving(opened.enter_context(BlockingChat(judge, cache, max_tokens=max_tokens)), faults)
 
     def sampler(endpoint: EndpointConfig, max_new_tokens: int) -> Sampler:
         return OpenAIGenerator(GeneratorConfig(engine="openai", max_new_tokens=max_new_tokens, **endpoint.model_dump()))
@@ -215,8 +228,8 @@ def _forgiving(chat: BlockingChat, faults: Faults) -> Chat:
     return ask
 
 
-def _chat_cache(workspace: Workspace) -> Path:
-    """On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
+def chat_cache(workspace: Workspace) -> Path:
+    """Of the rerankers' chat models. On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
     if workspace.is_local:
         return Path(workspace.path("cache/judges.sqlite"))
     root = Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray"))

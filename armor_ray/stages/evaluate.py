@@ -15,6 +15,7 @@ from armor_ray.evaluation.answers import answer_metrics
 from armor_ray.evaluation.examples import Examples, choose_examples
 from armor_ray.evaluation.figures import Trial
 from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25, POOL_PREFIX, RERANKED
+from armor_ray.evaluation.latency import latency_rows
 from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
 from armor_ray.evaluation.report import ReportData, write_report
 from armor_ray.evaluation.summary import Row, metric_rows, write_summary
@@ -25,6 +26,7 @@ from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.evaluated import Evaluated, Method, Values
 from armor_ray.stages.hard_pool import HardPools
+from armor_ray.stages.latency import load_latencies
 from armor_ray.stages.methods import Adapted, adapted_methods, answered_methods, is_swept, needs_rewards
 from armor_ray.stages.ranked_utilities import ByUtility, measure_utilities
 from armor_ray.stages.rankings import QueryVectors, Rankers, Ranking, SplitQuestions, adapted_query_vectors, base_query_vectors, load_split
@@ -46,7 +48,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     rows = _retrieval_rows(context.config, evaluated.methods, evaluated.values)
     if by_utility is not None:
         rows += _retrieval_rows(context.config, evaluated.methods, by_utility.values)
-    rows += _answer_rows(context, split)
+    rows += _answer_rows(context, split) + _latency_rows(context)
     faults = {method.name: method.faults for method in evaluated.methods if method.faults}
     for name, counts in faults.items():
         context.say(f"{STAGE}: {name} could not use {', '.join(f'{count} × {fault}' for fault, count in counts.items())}")
@@ -155,6 +157,13 @@ def _answer_rows(context: Context, split: SplitQuestions) -> list[Row]:
     for method_name, values in found.items():
         rows += _rows(context.config, method_name, values, None if method_name == BASE_RAG else (BASE_RAG, found[BASE_RAG]))
     return rows
+
+
+def _latency_rows(context: Context) -> list[Row]:
+    config = context.config
+    if not config.evaluation.latency_questions:
+        return []
+    return latency_rows(config.data.name, load_latencies(context.workspace), BASE, config.evaluation.bootstrap, config.seed)
 
 
 def _write_results(folder: Path, evaluated: Evaluated, split: SplitQuestions) -> None:
