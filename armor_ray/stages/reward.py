@@ -113,9 +113,7 @@ def _trainer(context: Context, plan: Plan, table: list[Any], run: str) -> Any:
     resources = plan_trials(context.config.resources, settings.workers, 1)
     log_folder = context.workspace.path("logs/reward_model") if context.workspace.is_local else None
     job = RewardJob(context.config, plan, context.workspace.uri, table, log_folder)
-    return torch_run(
-        _work, job, context.workspace, run, workers=settings.workers, resources=resources, max_failures=settings.max_failures
-    )
+    return torch_run(_work, job, context.workspace, run, workers=settings.workers, resources=resources, max_failures=settings.max_failures)
 
 
 def _work(arguments: dict[str, Any]) -> None:
