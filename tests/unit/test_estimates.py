@@ -19,7 +19,9 @@ from armor_ray.corpus.prepare import prepare
 from armor_ray.models import size
 from armor_ray.models.size import ModelSize, model_size
 from armor_ray.stages.estimates.estimate import estimate
+from armor_ray.stages.estimates.judging import curation_lines
 from armor_ray.stages.estimates.lines import Rates
+from armor_ray.stages.estimates.sample import sample_data
 
 RATES = Rates(gpu=1e12, cpu=1e9)
 
@@ -106,3 +108,26 @@ def test_the_command_prints_json_and_writes_nothing(case: Path, tmp_path: Path) 
     table = CliRunner().invoke(main, ["plan", "--config", str(case)])
     assert "optimizer steps" in table.output
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_judges_are_counted_by_their_own_requests(tmp_path: Path) -> None:
+    rows = [{"id": f"d{i}", "text": f"Sensing and communication share beam {i}. " * 20} for i in range(300)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "qa.jsonl").write_text("")
+    overrides = [
+        f"data={{format: jsonl, path: {tmp_path}}}",
+        "curation={pipeline: documents, domain: isac, questions: {writer: judge, passages: 50, per_passage: 2}}",
+        "judge={model: m, prompt_price: 2, completion_price: 10}",
+        f"workspace={tmp_path / 'workspace'}",
+    ]
+    config = load_config(None, overrides)
+    sample = sample_data(config)
+    found = {line.what: line.amount for line in curation_lines(config, sample, RATES)}
+    # A document each; 50 passages; 100 questions in batches of 20.
+    assert [found[f"{step} requests"] for step in ("document_relevance", "question_writing", "example_quality")] == [300, 50, 5]
+    assert found["question_writing reply tokens"] == 50 * 900
+    assert found["example_quality reply tokens"] == 5 * 900
+    assert found["requests to pay"] == 355
+    prompts, replies = (sum(v for k, v in found.items() if k.endswith(kind)) for kind in ("prompt tokens", "reply tokens"))
+    assert found["money"] == pytest.approx((2 * prompts + 10 * replies) / 1e6)
+    assert sample.questions("train") == 0

@@ -9,11 +9,15 @@ from armor_ray.config import Config
 from armor_ray.evaluation.labels import CLOSED_BOOK
 from armor_ray.models.size import ModelSize, model_size
 from armor_ray.objectives.utility import NEEDS_CLOSED_BOOK
+from armor_ray.stages.context import Context
+from armor_ray.stages.curated import ARTIFACT, data_of
+from armor_ray.stages.estimates.judging import curation_lines
 from armor_ray.stages.estimates.lines import CPU_HOURS, GPU_HOURS, OUT_OF_REACH, Line, Rates
 from armor_ray.stages.estimates.sample import DataSample, data_lines, sample_data
 from armor_ray.stages.estimates.tokens import EncoderTokens, GeneratorTokens, encoder_tokens, generator_tokens
 from armor_ray.stages.methods import answered_methods, is_swept, needs_rewards, trains_passages, variants
 from armor_ray.stages.plans import scored_splits
+from armor_ray.workspace import Workspace
 
 _FLOAT = 4  # bytes of a number in vectors and index
 
@@ -24,12 +28,13 @@ def estimate(config: Config, rates: Rates) -> list[Line]:
     Raises:
         ArmorError: whatever a run would find wrong with the data, or a model folder that is not there.
     """
+    config = _after_curation(config)
     sample = sample_data(config)
     encoder, generator = (model_size(part.model, part.revision) for part in (config.encoder, config.generator))
-    lines = data_lines(sample)
+    lines = [*curation_lines(config, sample, rates), *data_lines(sample)]
     words = encoder_tokens(config.encoder, sample)
     lines += _embedding(config, sample, words, encoder, rates)
-    if sample.corpus.pairs:
+    if sample.questions("train"):
         prompts = generator_tokens(config, sample)
         lines += _scoring(config, sample, prompts, generator, rates)
         lines += _rewards(config, sample, words, rates)
@@ -37,6 +42,14 @@ def estimate(config: Config, rates: Rates) -> list[Line]:
         lines += _answering(config, sample, prompts, generator, rates)
     lines += _totals(lines)
     return lines + list(_memory(config, sample, encoder, generator))
+
+
+def _after_curation(config: Config) -> Config:
+    """The config of the data set that `curate` left, where it has run: only what is still to be spent counts."""
+    context = Context(config, Workspace(config.workspace))
+    if config.curation is None or context.workspace.manifest(ARTIFACT) is None:
+        return config
+    return config.model_copy(update={"data": data_of(context), "curation": None})
 
 
 def _embedding(config: Config, sample: DataSample, words: EncoderTokens, size: ModelSize | None, rates: Rates) -> Iterator[Line]:

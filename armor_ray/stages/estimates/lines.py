@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from armor_ray.models.size import ModelSize
 
 GPU_HOURS, CPU_HOURS = "GPU-h", "CPU-h"
-OUT_OF_REACH = "unknown: neither a folder, the cache nor the hub tells the model's size"
+OUT_OF_REACH = "unknown: the model's size is out of reach, in no folder, cache or hub"
 
 
 @dataclass(frozen=True, slots=True)

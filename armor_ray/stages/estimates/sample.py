@@ -19,8 +19,8 @@ from armor_ray.corpus.streams import DocumentStream
 from armor_ray.stages.estimates.lines import Line
 from armor_ray.stages.tokenizing import offsets_of
 
-SAMPLE = 256
-"""Texts of each kind that are tokenised."""
+SAMPLE = 240
+"""Texts of each kind that are tokenised or put to judges; whole batches of all judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,17 @@ class DataSample:
     Attributes:
         corpus: documents and questions as read.
         num_passages: in all.
-        how: they were counted.
+        passages_by: how they were counted.
         examples: the questions of each split; empty tables where the set has no questions yet.
+        questions_by: how these were counted.
         texts: of at most `SAMPLE` passages, drawn at random.
     """
 
     corpus: Corpus
     num_passages: int
-    how: str
+    passages_by: str
     examples: dict[str, pa.Table]
+    questions_by: str
     texts: list[str]
 
     def questions(self, split: str) -> int:
@@ -62,19 +64,25 @@ def sample_data(config: Config) -> DataSample:
     else:
         passages = asked = cut_passages(corpus.documents, chunker)
         count, how = len(passages), "all documents cut"
-    if corpus.pairs:
+    if corpus.pairs and not _writes_questions(config):
         examples = make_examples(corpus, [asked], config.data, config.seed).tables
+        questions_by = "after merging repeated questions, splitting and limits"
+        questions_by += "; curation will keep fewer" if config.curation else ""
     else:
         examples = {split: EXAMPLES.empty_table() for split in SPLITS}
+        questions_by = "none are there; plan again when curate has written them"
     chosen = np.random.default_rng(config.seed).permutation(len(passages))[:SAMPLE]
-    return DataSample(corpus, count, how, examples, passages["text"].take(pa.array(chosen)).to_pylist())
+    return DataSample(corpus, count, how, examples, questions_by, passages["text"].take(pa.array(chosen)).to_pylist())
+
+
+def _writes_questions(config: Config) -> bool:
+    return config.curation is not None and config.curation.pipeline == "documents"
 
 
 def data_lines(sample: DataSample) -> list[Line]:
     """Counts of the data set."""
-    kept = "after merging repeated questions, splitting and limits" if sample.corpus.pairs else "the data set has no questions yet"
     return [
         Line("prepare", "documents", len(sample.corpus.documents), "", "read"),
-        Line("prepare", "passages", sample.num_passages, "", sample.how),
-        *(Line("prepare", f"{split} questions", sample.questions(split), "", kept) for split in SPLITS),
+        Line("prepare", "passages", sample.num_passages, "", sample.passages_by),
+        *(Line("prepare", f"{split} questions", sample.questions(split), "", sample.questions_by) for split in SPLITS),
     ]
