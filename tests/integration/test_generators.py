@@ -210,7 +210,8 @@ vllm = load_generator(config(engine="vllm"))
 faulty = ScoreRequest("faulty", "why?", "passage", ("word " * 600, "yes"))
 written = [text and [text.text, text.cut] for text in vllm.write(WRITINGS, SAMPLING)]
 results = [[(s.log_likelihood, s.tokens) if s else None for s in r.scores] + [r.error] for r in vllm.score([*requests(), faulty])]
-print("RESULT", json.dumps({"scores": results, "texts": vllm.generate(GENERATIONS), "window": vllm.identity()["window"], "written": written}))
+texts, window = vllm.generate(GENERATIONS), vllm.identity()["window"]
+print("RESULT", json.dumps({"scores": results, "texts": texts, "window": window, "written": written}))
 """
 
 
