@@ -460,6 +460,8 @@ class QuestionsConfig(Section):
     top_p: float = Field(0.9, gt=0, le=1)
     max_new_tokens: int = Field(900, ge=16)
     batch_size: int = Field(20, ge=1, description="Passages an actor writes about at once; what a kill may lose.")
+    technical_threshold: float = Field(0.7, ge=0, le=1, description="Scores from which the quality judge keeps a question.")
+    clarity_threshold: float = Field(0.7, ge=0, le=1)
 
     @model_validator(mode="after")
     def _check_writer_uses_what_is_set(self) -> QuestionsConfig:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from armor_ray.config import CurationConfig
+from armor_ray.config import CurationConfig, QuestionsConfig
 from armor_ray.corpus.chunking import Chunker
 from armor_ray.corpus.records import Corpus, Document, QAPair, question_id
 from armor_ray.curation.curated import NO_QUESTION, NO_SUPPORT, REPEATED, Curated, CuratedPair, Dropped, Passage, passages_of
@@ -74,7 +74,7 @@ def curate(
     passages = {document.doc_id: passages_of(document, chunker) for document in documents}
     chosen = _sample([passage for group in passages.values() for passage in group], settings.questions.passages, seed)
     examples, unwritten, facts = _write(chosen, domain, settings.questions.per_passage, write)
-    good, bad = _judge(examples, domain, judging)
+    good, bad = _judge(examples, domain, settings.questions, judging)
     aligned, unsupported = _align(good, passages, domain, settings.positives)
     return Curated(documents, aligned, corpus.whole_documents, [*irrelevant, *unwritten, *bad, *unsupported], facts)
 
@@ -125,9 +125,11 @@ def _write(passages: Sequence[Passage], domain: Domain, count: int, write: Write
     return list(examples.values()), dropped, facts
 
 
-def _judge(examples: Sequence[_Example], domain: Domain, judging: Judging) -> tuple[list[_Scored], list[Dropped]]:
+def _judge(
+    examples: Sequence[_Example], domain: Domain, questions: QuestionsConfig, judging: Judging
+) -> tuple[list[_Scored], list[Dropped]]:
     """Kept examples with their scores."""
-    judge = ExampleQuality(domain)
+    judge = ExampleQuality(domain, questions.technical_threshold, questions.clarity_threshold)
     items = [GeneratedExample(example.question, example.answer, example.passage.text) for example in examples]
     verdicts = judging.run(judge, [Subject(example.id) for example in examples], items)
     judged = list(zip(examples, verdicts, strict=True))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from armor_ray.config import CurationConfig
 from armor_ray.corpus.chunking import Chunker
-from armor_ray.corpus.records import Corpus, QAPair
+from armor_ray.corpus.records import Corpus, Document, QAPair
 from armor_ray.curation.curated import NO_SUPPORT, Curated, CuratedPair, Dropped, Passage, passages_of
 from armor_ray.curation.judging import Judging, Subject, with_threshold
 from armor_ray.curation.pairs import all_answers, failed_questions, judgeable, passed
@@ -29,10 +29,12 @@ def curate(corpus: Corpus, chunker: Chunker, domain: Domain, settings: CurationC
     """
     pairs, dropped = judgeable(corpus.pairs)
     kept, off_domain = _filter(pairs, domain, settings, judging)
-    aligned, unsupported = _align(kept, corpus, chunker, settings, judging)
-    wanted = {curated.pair.doc_id for curated in aligned}
-    documents = [replace(document, domain=domain.name) for document in corpus.documents if document.doc_id in wanted]
-    return Curated(documents, aligned, corpus.whole_documents, [*dropped, *off_domain, *unsupported])
+    wanted = {curated.pair.doc_id for curated in kept}
+    documents = {document.doc_id: replace(document, domain=domain.name) for document in corpus.documents if document.doc_id in wanted}
+    aligned, unsupported = _align(kept, documents, chunker, settings, judging)
+    supporting = {curated.pair.doc_id for curated in aligned}
+    remaining = [document for name, document in documents.items() if name in supporting]
+    return Curated(remaining, aligned, corpus.whole_documents, [*dropped, *off_domain, *unsupported])
 
 
 def _filter(pairs: list[QAPair], domain: Domain, settings: CurationConfig, judging: Judging) -> tuple[list[CuratedPair], list[Dropped]]:
@@ -61,12 +63,11 @@ class _Candidate:
 
 
 def _align(
-    questions: list[CuratedPair], corpus: Corpus, chunker: Chunker, settings: CurationConfig, judging: Judging
+    questions: list[CuratedPair], documents: Mapping[str, Document], chunker: Chunker, settings: CurationConfig, judging: Judging
 ) -> tuple[list[CuratedPair], list[Dropped]]:
     """Every passage of a question's document is scored; the best are its gold passages."""
     judge = ChunkAlignment(positives=settings.positives)
-    documents = {document.doc_id: document for document in corpus.documents}
-    passages = {name: passages_of(documents[name], chunker) for name in dict.fromkeys(curated.pair.doc_id for curated in questions)}
+    passages = {name: passages_of(document, chunker) for name, document in documents.items()}
     candidates = [_Candidate(curated, passage) for curated in questions for passage in passages[curated.pair.doc_id]]
     verdicts = judging.run(judge, [candidate.subject for candidate in candidates], [candidate.item for candidate in candidates])
     of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in questions}

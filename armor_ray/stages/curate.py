@@ -66,9 +66,8 @@ def _curate(context: Context, settings: CurationConfig, corpus: Corpus, judging:
     def write(prompts: Sequence[Prompt]) -> Written:
         from armor_ray.stages import writing  # Ray, which only this pipeline needs
 
-        if settings.questions.writer == "judge":
-            return writing.write_over_endpoint(prompts, settings.questions, context.config.judge, reply_cache(context.workspace))
-        return writing.write_on_actors(context, prompts, settings.questions)
+        ask = writing.write_over_endpoint if settings.questions.writer == "judge" else writing.write_on_actors
+        return ask(context, prompts, settings.questions)
 
     return documents.curate(corpus, chunker, domain, settings, context.config.seed, judging, write)
 

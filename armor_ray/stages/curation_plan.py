@@ -24,9 +24,11 @@ def curation_settings(context: Context) -> dict[str, Any]:
     settings = context.config.curation
     assert settings is not None, "planned only where there is one"
     prompts = {name: template_texts(name) for name in _JUDGES[settings.pipeline]}
-    unread = {"domain": True, "questions": {"generator", "batch_size"}}
+    curation = settings.model_dump(exclude={"domain", "questions"})
+    if settings.pipeline == "documents":
+        curation["questions"] = settings.questions.model_dump(exclude={"generator", "batch_size"})
     return {
-        "curation": settings.model_dump(exclude=unread if settings.pipeline == "documents" else {"domain": True, "questions": True}),
+        "curation": curation,
         "domain": load_domain(settings.domain).model_dump(mode="json"),
         "prompts": fingerprint("prompts", prompts, {}),
         "judge": _judge(context),

@@ -47,11 +47,12 @@ def curate(context: Context) -> list[Plan]:
         return []
     from armor_ray.stages.curation_plan import curation_settings  # the judges' client library, which no other plan needs
 
-    data = context.config.data
+    data, questions = context.config.data, context.config.curation.questions
     inputs = _data_inputs(context)
-    if context.config.curation.pipeline == "documents" and context.config.curation.questions.writer == "generator":
-        writer = context.config.curation.questions.generator or context.config.generator
-        inputs["writer"] = fingerprint("writer", context.once("writer", lambda: generator_identity(writer)), {})
+    if context.config.curation.pipeline == "documents" and questions.writer == "generator":
+        writer = questions.generator
+        identity = _generator(context) if writer is None else context.once("writer", lambda: generator_identity(writer))
+        inputs["writer"] = fingerprint("writer", identity, {})
     cutting = {"format": data.format, "passage_characters": data.passage_characters, "chunking": data.chunking.model_dump()}
     return [Plan(ARTIFACT, "curate", {"data": cutting, **curation_settings(context)}, inputs)]
 

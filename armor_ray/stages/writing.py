@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import ray
 from ray.data import ActorPoolStrategy
 from tqdm import tqdm
 
-from armor_ray.config import GeneratorConfig, JudgeConfig, QuestionsConfig
+from armor_ray.config import GeneratorConfig, QuestionsConfig
 from armor_ray.curation.curated import PROMPT_TOO_LONG
 from armor_ray.curation.documents import Prompt, Written
 from armor_ray.curation.judging import spent_budget
@@ -28,6 +27,7 @@ from armor_ray.models.generators.protocol import SampledText, Sampling, WritingR
 from armor_ray.stages.arithmetic import settled
 from armor_ray.stages.cluster import connect, plan_actors, user_errors
 from armor_ray.stages.context import Context
+from armor_ray.stages.reply_cache import reply_cache
 from armor_ray.stages.shards import Shards
 from armor_ray.workspace import Workspace
 
@@ -37,7 +37,7 @@ _TIMEOUT_SECONDS, _MAX_RETRIES = 120.0, 6
 Texts = dict[bytes, SampledText | None]
 
 
-def write_over_endpoint(prompts: Sequence[Prompt], questions: QuestionsConfig, judge: JudgeConfig, cache: Path) -> Written:
+def write_over_endpoint(context: Context, prompts: Sequence[Prompt], questions: QuestionsConfig) -> Written:
     """Every prompt's reply from the endpoint of the section `judge`; paid replies come from its cache.
 
     Raises:
@@ -55,9 +55,12 @@ def write_over_endpoint(prompts: Sequence[Prompt], questions: QuestionsConfig, j
         for prompt in prompts
     ]
     with tqdm(total=len(requests), desc=TEMPLATE, unit=" passages", mininterval=5) as bar:
-        asked = ask_all(requests, judge, cache, advance=lambda done: bar.update(done))
+        asked = ask_all(requests, context.config.judge, reply_cache(context.workspace), advance=lambda done: bar.update(done))
+    context.say(f"curate: {TEMPLATE} by {asked.by}: {asked.account}")
     if asked.failures[Failure.BUDGET]:
         raise spent_budget(TEMPLATE, asked.failures[Failure.BUDGET], len(requests))
+    if asked.failures:
+        context.say(f"curate: {asked.failures.total()} passages have no reply and are dropped; --force curate asks about them again")
     replies = [
         str(reply) if isinstance(reply, Failure) else SampledText(reply.text, reply.finish_reason == "length") for reply in asked.replies
     ]
@@ -78,6 +81,7 @@ def write_on_actors(context: Context, prompts: Sequence[Prompt], questions: Ques
     requests = [_request(prompt, context.config.seed) for prompt in prompts]
     _write_missing(context, generator, sampling, _missing_batches(requests, cache.load(), questions.batch_size))
     texts = cache.load()
+    context.say(f"curate: {TEMPLATE} by {configured.model}: {len(requests)} passages")
     replies = [texts[_key(request)] or PROMPT_TOO_LONG for request in requests]
     return _written(replies, questions, {"by": configured.model, "engine": generator.engine, "dtype": generator.dtype, "account": None})
 
