@@ -43,7 +43,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     connect(context.workspace)
     evaluation = context.config.evaluation
     split = load_split(context.workspace, "test")
-    rankers = Rankers(context.workspace, max(*evaluation.ks, evaluation.hard_pool or 0))
+    rankers = Rankers(context.workspace, max(evaluation.ks))
     evaluated, pools = _evaluate(context, split, rankers)
     by_utility = measure_utilities(context, split, evaluated.methods, pools) if evaluation.utility_questions else None
     rows = _retrieval_rows(context.config, evaluated.methods, evaluated.values)
@@ -71,8 +71,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
 def _evaluate(context: Context, split: SplitQuestions, rankers: Rankers) -> tuple[Evaluated, HardPools | None]:
     evaluated, ks = Evaluated(), context.config.evaluation.ks
     base = base_query_vectors(context.workspace)
-    size = context.config.evaluation.hard_pool
-    pools = HardPools.of(rankers.dense(base["test"]), split, size) if size is not None else None
+    pools = _hard_pools(context.config.evaluation.hard_pool, split, rankers, base)
     for method in _methods(context, split, rankers, base, pools):
         evaluated.methods.append(method)
         values = _metrics(method.rankings, split, ks)
@@ -80,6 +79,12 @@ def _evaluate(context: Context, split: SplitQuestions, rankers: Rankers) -> tupl
             values |= {POOL_PREFIX + name: found for name, found in _metrics(method.pooled, split, pools.depths(ks)).items()}
         evaluated.values[method.name] = values
     return evaluated, pools
+
+
+def _hard_pools(size: int | None, split: SplitQuestions, rankers: Rankers, base: QueryVectors) -> HardPools | None:
+    if size is None:
+        return None
+    return HardPools.of(rankers.dense_stage(base["test"], split.questions), split, size, len(rankers.passages_CD))
 
 
 def _metrics(rankings: Sequence[Ranking], split: SplitQuestions, ks: Sequence[int]) -> Values:

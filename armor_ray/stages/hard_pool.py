@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from armor_ray.retrieval.pools import PoolSearch, hard_pools
-from armor_ray.retrieval.protocols import ExhaustiveStage
+from armor_ray.retrieval.protocols import ExhaustiveStage, FirstStage
 from armor_ray.stages.rankings import Ranking, SplitQuestions
 
 
@@ -20,10 +20,10 @@ class HardPools:
     pool_QN: np.ndarray
 
     @classmethod
-    def of(cls, base: Ranking, split: SplitQuestions, size: int) -> HardPools:
-        """See `retrieval.pools.hard_pools`; a small corpus has small pools."""
-        size = min(size, base.rows_QK.shape[1])
-        return cls(split.questions, hard_pools(base.rows_QK, split.gold, size))
+    def of(cls, base: FirstStage, split: SplitQuestions, size: int, num_passages: int) -> HardPools:
+        """See `retrieval.pools.hard_pools`; a corpus of fewer passages is its own pool."""
+        _, rows_QK = base.search(split.questions, min(size, num_passages))
+        return cls(split.questions, hard_pools(rows_QK, split.gold, rows_QK.shape[1]))
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from armor_ray.config import Config
 from armor_ray.evaluation.labels import EXPECTED_UTILITY, POOL_PREFIX, UTILITY_PREFIX
 from armor_ray.evaluation.metrics import retrieval_metrics
 from armor_ray.evaluation.utility import Utilities, calibrated_threshold, expected_utility_at_1, relevant_by_utility
@@ -54,10 +55,16 @@ def measure_utilities(context: Context, split: SplitQuestions, methods: Sequence
         | (set(pools.pool_QN[question].tolist()) if pools is not None else set())
         for question in range(found.asked)
     ]
-    utilities = score_ranked(context, split, wanted)
+    return metrics_by_utility(found, methods, pools, score_ranked(context, split, wanted), context.config)
+
+
+def metrics_by_utility(
+    found: ByUtility, methods: Sequence[Method], pools: HardPools | None, utilities: Sequence[Utilities], config: Config
+) -> ByUtility:
+    """`found` with the metrics, given the utilities of the questions asked."""
     _expected(found, methods, utilities)
     if pools is not None:
-        _relevance(found, methods, pools, utilities, context.config.utility.relevant_share, context.config.evaluation.ks)
+        _relevance(found, methods, pools, utilities, config.utility.relevant_share, config.evaluation.ks)
     return found
 
 
