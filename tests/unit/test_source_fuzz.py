@@ -199,7 +199,7 @@ def test_the_undamaged_fixtures_read(tmp_path: Path) -> None:
 def test_hostile_domain_files(tmp_path: Path, data: st.DataObject) -> None:
     shipped = yaml.safe_load((Path(domain.__file__).parent / "domains" / "isac.yaml").read_text())
     value = replaced(shipped, data.draw(st.sampled_from(places(shipped))), data.draw(VALUES))
-    text = data.draw(st.sampled_from([yaml.safe_dump(value), "a: [", "\t", "&a [*a]", "!!python/object:os.system x", "? {a: b}"]))
+    text = data.draw(st.sampled_from([yaml.safe_dump(value), "a: [", "a: \0", "\t", "&a [*a]", "!!python/object:os.system x", "? {a: b}"]))
     (tmp_path / "own.yaml").write_bytes(text.encode("utf-8", "surrogatepass") + data.draw(st.binary(max_size=3)))
     fault = None
     try:
