@@ -38,7 +38,7 @@ def _length_panel(axis: Axes, title: str, unit: str, lengths: np.ndarray) -> Non
     axis.hist(np.minimum(lengths, bins[-1]), bins.tolist(), color=_BLUE, alpha=0.8)
     median = float(np.median(lengths))
     axis.axvline(median, color=GREY, linestyle="--", linewidth=1.2)
-    axis.set_title(f"{title}: median {median:,.0f}, longest {lengths.max():,}", fontsize=10.5, loc="left", fontweight="bold")
+    axis.set_title(f"{title}: median {median:,.0f}, most {lengths.max():,}", fontsize=10, loc="left", fontweight="bold")
     axis.set_xlabel(unit if lengths.max() <= bins[-1] else f"{unit} (last bar: so many and more)")
     axis.set_ylabel("how many")
 
