@@ -275,6 +275,10 @@ class UtilityConfig(Section):
     relevant_share: float = Field(0.1, gt=0, lt=1, description="Share of validation utilities that counts as relevant in recall.")
 
 
+Prior = Literal["base", "bm25"]
+"""Retrieval scores that a reward model may start from."""
+
+
 class RewardConfig(Section):
     """The reward model R(q, d): a cross-encoder that learns the generator's ordering of passages (UAE §2.1), and its gate (§2.2)."""
 
@@ -283,11 +287,18 @@ class RewardConfig(Section):
     stock: str | None = Field(None, description="A cross-encoder to compare with in validation, by folder or id.")
     max_length: int = Field(384, ge=16, le=8192, description="Tokens of question and passage together.")
     lora: LoraConfig | None = Field(default_factory=LoraConfig, description="Train low-rank adapters; null trains all weights.")
+    priors: list[Prior] = Field(
+        default_factory=list,
+        description="Retrieval scores that the cross-encoder corrects, with learned weights; for few questions or a body that never "
+        "ranked. Empty: the cross-encoder alone, as in the paper.",
+    )
+    prior_learning_rate: float = Field(1e-2, gt=0, description="Of the priors' weights.")
     margin: float = Field(1.0, gt=0, description="δ of the pairwise margin loss.")
     gate_margin: float | None = Field(None, ge=0, description="δ of the utility gate; null: the loss's, as in the paper.")
     pairs: int = Field(8, ge=1, description="Pairs of passages drawn for a question each time it is seen.")
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(16, ge=1, description="Questions per optimizer step, summed over all workers.")
+    micro_batch: int = Field(4, ge=1, description="Questions whose pairs are encoded with a graph at a time: memory against speed.")
     learning_rate: float = Field(2e-4, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     gradient_clip: float = Field(1.0, gt=0)
@@ -303,6 +314,13 @@ class RewardConfig(Section):
         "pairwise_accuracy", description="Validation metric that picks the checkpoint."
     )
     max_failures: int = Field(3, ge=0, description="Restarts after a lost worker.")
+
+    @field_validator("priors")
+    @classmethod
+    def _check_priors(cls, priors: list[Prior]) -> list[Prior]:
+        if len(set(priors)) < len(priors):
+            raise ValueError("a score is named twice")
+        return priors
 
     @model_validator(mode="after")
     def _check_shares(self) -> RewardConfig:

@@ -243,9 +243,7 @@ def _shared_legend(figure: Figure, methods: Sequence[str]) -> None:
     handles = []
     for method in methods:
         colour, marker = method_style(method)
-        handles.append(
-            Line2D([], [], color=colour, marker=marker, linestyle=line_style(method), linewidth=2, label=method_label(method))
-        )
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle=line_style(method), linewidth=2, label=method_label(method)))
     _legend(figure, handles)
 
 
