@@ -21,7 +21,7 @@ from rich.table import Table
 from armor_ray import pipeline
 from armor_ray.config import Config, load_config, parse_yaml, validate_config
 from armor_ray.errors import ArmorError
-from armor_ray.workspace import Manifest, Workspace
+from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SERVE_CONFIG = "serve_configs/retriever.yaml"
@@ -170,10 +170,10 @@ def _size(manifest: Manifest | None) -> tuple[str, str, str]:
 
 
 def _config_of(workspace: str) -> Config:
-    raw = Workspace(workspace).read_bytes(pipeline.CONFIG)
+    raw = Workspace(workspace).read_bytes(CONFIG)
     if raw is None:
-        raise ArmorError(f"not a workspace: no {pipeline.CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
-    where = f"{workspace}/{pipeline.CONFIG}"
+        raise ArmorError(f"not a workspace: no {CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
+    where = f"{workspace}/{CONFIG}"
     return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
 
 

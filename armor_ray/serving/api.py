@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.batching import Batcher, QueueFullError
+from armor_ray.serving.encoders import Arm
+from armor_ray.serving.passages import Wanted
 from armor_ray.serving.retriever import Answer, Job, Retriever
 from armor_ray.serving.schemas import (
     Embedding,
@@ -85,11 +87,19 @@ class Service:
             raise HTTPException(422, f"k: {k}, the index holds {self.retriever.num_passages} passages")
         return k
 
-    def check_model(self, model: str, dimensions: int | None) -> None:
-        if model not in self.retriever.names:
-            raise HTTPException(404, f"model: no '{model[:100]}' here, this is '{self.retriever.names[0]}'")
-        if dimensions not in (None, self.retriever.encoder.dimension):
-            raise HTTPException(422, f"dimensions: the encoder gives {self.retriever.encoder.dimension}")
+    def check_arm(self, arm: Arm) -> Arm:
+        if arm not in self.retriever.encoders:
+            raise HTTPException(422, f"encoder: '{arm}' is not served here; the server's argument `compare: true` adds it")
+        return arm
+
+    def check_model(self, model: str, dimensions: int | None) -> Arm:
+        """The encoder of that name."""
+        for arm, encoder in self.retriever.encoders.items():
+            if model in encoder.names:
+                if dimensions not in (None, encoder.dimension):
+                    raise HTTPException(422, f"dimensions: the encoder gives {encoder.dimension}")
+                return arm
+        raise HTTPException(404, f"model: no '{model[:100]}' here, this is '{self.retriever.encoders['adapted'].names[0]}'")
 
 
 async def _service(request: Request) -> Service:
@@ -104,19 +114,20 @@ router = APIRouter(responses={code: {"model": ErrorBody} for code in (404, 413, 
 async def retrieve(body: RetrieveRequest, service: Served) -> RetrieveResponse:
     """The k best passages for each query."""
     texts = service.check_texts(body.texts(), "queries")
-    answer = await service.submit(Job(texts, service.check_k(body.k)))
+    wanted = Wanted(service.check_k(body.k))
+    answer = await service.submit(Job(texts, service.check_arm(body.encoder), wanted))
     results = [
         QueryResult.model_construct(query=text, truncated=cut, passages=passages)
         for text, cut, passages in zip(texts, answer.truncated, answer.passages, strict=True)
     ]
-    return RetrieveResponse.model_construct(encoder=service.retriever.version, results=results)
+    return RetrieveResponse.model_construct(encoder=answer.version, results=results)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingsRequest, service: Served) -> EmbeddingsResponse:
     """Query vectors, compatible with OpenAI's clients."""
-    service.check_model(body.model, body.dimensions)
-    answer = await service.submit(Job(service.check_texts(body.texts(), "input")))
+    arm = service.check_model(body.model, body.dimensions)
+    answer = await service.submit(Job(service.check_texts(body.texts(), "input"), arm))
     encode = _to_base64 if body.encoding_format == "base64" else _to_floats
     return EmbeddingsResponse(
         model=body.model,
@@ -137,13 +148,15 @@ async def health(service: Served, response: Response) -> Health:
 
 @router.get("/info")
 async def info(service: Served) -> Info:
-    retriever = service.retriever
+    encoders = service.retriever.encoders
+    adapted = encoders["adapted"]
     return Info(
-        model=retriever.names[0],
-        encoder=retriever.version,
-        dimension=retriever.encoder.dimension,
-        max_length=retriever.encoder.identity.max_length,
-        passages=retriever.num_passages,
+        model=adapted.names[0],
+        encoder=adapted.version,
+        encoders={arm: encoder.version for arm, encoder in encoders.items()},
+        dimension=adapted.dimension,
+        max_length=adapted.max_length,
+        passages=service.retriever.num_passages,
         limits={name: getattr(service.arguments, name) for name in _LIMITS},
     )
 

@@ -14,6 +14,7 @@ class ServingArguments(BaseModel):
 
     workspace: str = Field(description="Folder or URI of the run; a relative folder is taken from where `serve run` or `ray start` ran.")
     retriever: str = Field(PROMOTED, description="'promoted', or a name under retrievers/ of the workspace.")
+    compare: bool = Field(False, description="Hold the base encoder, too: requests choose by `encoder`, and the page shows both.")
     num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
     threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
     max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")
@@ -30,8 +31,3 @@ class ServingArguments(BaseModel):
         if self.max_ongoing_requests < self.max_batch_size:
             raise ValueError(f"max_ongoing_requests {self.max_ongoing_requests} lies below max_batch_size {self.max_batch_size}")
         return self
-
-    @property
-    def artifact(self) -> str:
-        """Name of the encoder's artifact in the workspace."""
-        return PROMOTED if self.retriever == PROMOTED else f"retrievers/{self.retriever}"

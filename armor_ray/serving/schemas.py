@@ -17,6 +17,7 @@ class RetrieveRequest(_Body):
     query: str | None = None
     queries: list[str] | None = None
     k: int = Field(5, ge=1, description="Passages per query.")
+    encoder: Literal["adapted", "base"] = Field("adapted", description="Which query encoder; 'base' where the server compares.")
 
     @model_validator(mode="after")
     def _check_one_of(self) -> RetrieveRequest:
@@ -96,6 +97,7 @@ class Info(BaseModel):
 
     model: str = Field(description="Name for `model` of /v1/embeddings.")
     encoder: str
+    encoders: dict[Literal["adapted", "base"], str] = Field(description="What `encoder` of /v1/retrieve may be, and its version.")
     dimension: int
     max_length: int = Field(description="Tokens; longer texts are cut.")
     passages: int

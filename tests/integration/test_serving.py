@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -27,6 +28,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.golden import FILE as GOLDEN
 from armor_ray.models.golden import check_golden
 from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.passages import Wanted
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
@@ -46,8 +48,12 @@ def copy(served: Served, tmp_path: Path) -> Workspace:
     return Workspace(str(tmp_path / "copy"))
 
 
-def open_retriever(workspace: Workspace, retriever: str = "promoted") -> Retriever:
-    return Retriever.open(workspace, ServingArguments(workspace=workspace.uri, retriever=retriever))
+def open_retriever(workspace: Workspace, retriever: str = "promoted", **options: Any) -> Retriever:
+    return Retriever.open(workspace, ServingArguments(workspace=workspace.uri, retriever=retriever, **options))
+
+
+def version_of(retriever: Retriever) -> str:
+    return retriever.encoders["adapted"].version
 
 
 # -- start-up ------------------------------------------------------------------------------------------------------------------
@@ -142,18 +148,26 @@ def test_golden_tolerance_covers_arithmetic_and_not_another_encoder(served: Serv
 
 def test_a_slim_copy_without_embeddings_serves_any_trained_retriever(copy: Workspace) -> None:
     copy.delete("embeddings")
-    assert open_retriever(copy, "other").version == "other@print-retrievers/other"
-    assert open_retriever(copy).names == ("promoted", "tiny")
+    assert version_of(open_retriever(copy, "other")) == "other@print-retrievers/other"
+    assert open_retriever(copy).encoders["adapted"].names == ("promoted", "tiny")
 
 
 def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
-    retriever = open_retriever(Workspace(str(served.folder)))
-    jobs = [Job((QUESTIONS[0], LONG), 3), Job((QUESTIONS[1],)), Job((QUESTIONS[2],), 7)]
+    retriever = open_retriever(Workspace(str(served.folder)), compare=True)
+    jobs = [
+        Job((QUESTIONS[0], LONG), wanted=Wanted(3)),
+        Job((QUESTIONS[0],), "base", Wanted(3)),
+        Job((QUESTIONS[1],)),
+        Job((QUESTIONS[2],), wanted=Wanted(7)),
+    ]
     answers = retriever.answer(jobs)
     for job, answer in zip(jobs, answers, strict=True):
-        np.testing.assert_allclose(answer.vectors, served.encoder.encode(list(job.texts), "query"), atol=1e-6)
+        base = job.arm == "base"
+        assert answer.version.split("@")[0] == ("base" if base else "tiny")
+        encoder = served.base if base else served.encoder
+        np.testing.assert_allclose(answer.vectors, encoder.encode(list(job.texts), "query"), atol=1e-6)
         for text, passages in zip(job.texts, answer.passages, strict=True):
-            assert [passage.passage_id for passage in passages] == (served.top(text, job.k)[0] if job.k else [])
+            assert [passage.passage_id for passage in passages] == (served.top(text, job.wanted.k, base)[0] if job.wanted else [])
     assert answers[0].truncated == (False, True)
     assert answers[0].tokens == len(served.encoder.tokenize([QUESTIONS[0]], "query")[0]) + 24
 
@@ -164,7 +178,7 @@ def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
 def test_promotion_replaces_the_encoder_and_names_what_it_cannot_find(copy: Workspace) -> None:
     manifest = promote(copy, "other")
     assert manifest.details == {"retriever": "other", "fingerprint": "print-retrievers/other"}
-    assert open_retriever(copy).version == "other@print-retrievers/other"
+    assert version_of(open_retriever(copy)) == "other@print-retrievers/other"
     with pytest.raises(ArmorError, match=r"no retriever 'best'; trained retrievers: other, tiny"):
         promote(copy, "best")
 
@@ -286,6 +300,17 @@ def test_retrieve_gives_the_passages_of_plain_numpy(server: Server, served: Serv
             assert {name: passage[name] for name in ("doc_id", "title", "text")} == {
                 name: table[row][name] for name in ("doc_id", "title", "text")
             }
+
+
+def test_a_request_chooses_between_the_adapted_and_the_base_encoder(server: Server, served: Served) -> None:
+    answers = {}
+    for encoder in ("adapted", "base"):
+        body = {"query": QUESTIONS[0], "k": 8, "encoder": encoder}
+        answers[encoder] = httpx.post(f"{server.url}/v1/retrieve", json=body).raise_for_status().json()
+        rows = [passage["passage_id"] for passage in answers[encoder]["results"][0]["passages"]]
+        assert rows == served.top(QUESTIONS[0], 8, base=encoder == "base")[0]
+    assert httpx.get(f"{server.url}/info").json()["encoders"] == {encoder: answer["encoder"] for encoder, answer in answers.items()}
+    assert answers["base"]["encoder"] == f"base@{served.base.identity.fingerprint()}"
 
 
 def test_k_defaults_to_five_and_may_be_the_whole_corpus(server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import numpy as np
@@ -26,10 +27,8 @@ ARGUMENTS = ServingArguments(
 class FakeRetriever:
     """Six passages, two dimensions; `gate` holds every batch until it is set."""
 
-    names = ("promoted", "armor")
-    version = "armor@1234"
+    encoders: ClassVar = {"adapted": SimpleNamespace(names=("promoted", "armor"), version="armor@1234", dimension=2, max_length=16)}
     num_passages = 6
-    encoder = SimpleNamespace(dimension=2, identity=SimpleNamespace(max_length=16))
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -43,10 +42,13 @@ class FakeRetriever:
 
     @staticmethod
     def _answer(job: Job) -> Answer:
-        passages = [Passage(passage_id=i, doc_id="d", title="t", text="x", score=1.0 - i, rank=i + 1) for i in range(job.k or 0)]
+        passages = [
+            Passage(passage_id=i, doc_id="d", title="t", text="x", score=1.0 - i, rank=i + 1)
+            for i in range(job.wanted.k if job.wanted else 0)
+        ]
         vectors = np.array([[len(text), 0.5] for text in job.texts], np.float32)
         cut = tuple("long" in text for text in job.texts)
-        return Answer(vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
+        return Answer("armor@1234", vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
 
 
 def client_of(retriever: FakeRetriever) -> httpx.AsyncClient:
@@ -180,6 +182,8 @@ HOSTILE = [
     ("/v1/retrieve", {"query": "a", "k": "3"}, 422, "k:"),
     ("/v1/retrieve", {"query": "a", "k": 11}, 422, "the limit is 10"),
     ("/v1/retrieve", {"query": "a", "k": 7}, 422, "the index holds 6 passages"),
+    ("/v1/retrieve", {"query": "a", "encoder": "tuned"}, 422, "encoder:"),
+    ("/v1/retrieve", {"query": "a", "encoder": "base"}, 422, "compare: true"),
     ("/v1/retrieve", ["a"], 422, ""),
     ("/v1/embeddings", {"model": "armor"}, 422, "input"),
     ("/v1/embeddings", {"input": "a"}, 422, "model"),

@@ -1,0 +1,111 @@
+"""The query encoders of one replica: the adapted one, and beside it the base encoder when both are to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from armor_ray.config import parse_yaml, validate_config
+from armor_ray.errors import ArmorError
+from armor_ray.models.bi_encoder import BiEncoder
+from armor_ray.models.golden import check_golden
+from armor_ray.serving.arguments import PROMOTED
+from armor_ray.workspace import CONFIG, Manifest, Workspace
+
+Arm = Literal["adapted", "base"]
+BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Texts as vectors.
+
+    Attributes:
+        vectors: unit query vectors fp32 [n, D].
+        tokens: tokens encoded per text, prefix and special tokens included.
+        truncated: per text, whether it was cut at the encoder's maximum length.
+    """
+
+    vectors: np.ndarray
+    tokens: list[int]
+    truncated: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEncoder:
+    """An encoder under the names that requests know it by.
+
+    Attributes:
+        version: name and fingerprint; travels with every answer.
+        names: what /v1/embeddings accepts as `model`, the encoder's own name last.
+        index: the artifact with the index that it searches.
+    """
+
+    model: BiEncoder
+    version: str
+    names: tuple[str, ...]
+    index: str
+
+    @property
+    def dimension(self) -> int:
+        return self.model.dimension
+
+    @property
+    def max_length(self) -> int:
+        """Tokens; longer texts are cut."""
+        return self.model.identity.max_length
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        tokens, truncated = self._measure(texts)
+        return Encoded(self.model.encode(texts, "query"), tokens, truncated)
+
+    def _measure(self, texts: Sequence[str]) -> tuple[list[int], list[bool]]:
+        lengths = [len(row) for row in self.model.tokenize(texts, "query")]
+        # A row at the limit may have been cut or may just fit; only those are tokenised again, in full.
+        cut = [n >= self.max_length and self.model.count_truncated([text], "query") > 0 for n, text in zip(lengths, texts, strict=True)]
+        return lengths, cut
+
+
+def open_adapted(workspace: Workspace, retriever: str) -> QueryEncoder:
+    """Loads `promoted`, or one of retrievers/ by name.
+
+    Raises:
+        ArmorError: no such artifact, a damaged one, or an encoder that does not reproduce its golden vectors.
+    """
+    artifact = PROMOTED if retriever == PROMOTED else f"retrievers/{retriever}"
+    manifest = workspace.require(artifact)
+    folder = workspace.local(artifact)
+    model = _on_best_device(BiEncoder.from_folder(folder))
+    check_golden(model, folder)
+    names = _names(retriever, manifest)
+    fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
+    # An encoder whose passage side was trained, too, searches vectors of its own.
+    return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, manifest.details.get("corpus", "index"))
+
+
+def open_base(workspace: Workspace) -> QueryEncoder:
+    """Loads the encoder that the workspace's configuration started from.
+
+    Raises:
+        ArmorError: the workspace has no configuration, or its encoder is not to be had here.
+    """
+    raw = workspace.read_bytes(CONFIG)
+    where = workspace.location(CONFIG)
+    if raw is None:
+        raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
+    config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
+    model = _on_best_device(BiEncoder.load(config.encoder))
+    return QueryEncoder(model, f"{BASE}@{model.identity.fingerprint()}", (BASE,), "index")
+
+
+def _on_best_device(model: BiEncoder) -> BiEncoder:
+    return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def _names(retriever: str, manifest: Manifest) -> tuple[str, ...]:
+    own = str(manifest.details.get("retriever", retriever))
+    return (retriever,) if own == retriever else (retriever, own)
