@@ -50,8 +50,8 @@ def passage_table(count: int = NUM_PASSAGES) -> pa.Table:
         "doc_id": [f"doc{i // 3}" for i in range(count)],
         "title": [f"Título {i // 3}" for i in range(count)],
         "text": texts,
-        "source": ["source"] * count,
-        "doc_type": ["paper"] * count,
+        "source": [f"source{i % 3}" for i in range(count)],
+        "doc_type": ["paper" if i % 2 else "standard" for i in range(count)],
         "start": [0] * count,
         "end": [len(text) for text in texts],
     }

@@ -7,14 +7,32 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PROMOTED = "promoted"
 
 
-class ServingArguments(BaseModel):
-    """What to serve, how much of it at once, and how large a request may be."""
-
+class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FusionArguments(_Arguments):
+    """BM25 beside the dense search, for requests that ask for `fusion`; builds a BM25 index of all passages at start."""
+
+    weight: float | None = Field(None, ge=0, le=1, description="Of the dense score; left out: tuned on validation, from the report.")
+
+
+class RerankerArguments(_Arguments):
+    """A cross-encoder that orders the best passages anew, for requests that ask for `rerank`."""
+
+    model: str = Field(description="Folder or Hugging Face id of a one-label sequence classifier.")
+    max_length: int = Field(512, ge=16, description="Tokens of question and passage together.")
+    depth: int = Field(20, ge=1, description="Passages of the first search that are judged (k where that is more).")
+
+
+class ServingArguments(_Arguments):
+    """What to serve, how much of it at once, and how large a request may be."""
 
     workspace: str = Field(description="Folder or URI of the run; a relative folder is taken from where `serve run` or `ray start` ran.")
     retriever: str = Field(PROMOTED, description="'promoted', or a name under retrievers/ of the workspace.")
     compare: bool = Field(False, description="Hold the base encoder, too: requests choose by `encoder`, and the page shows both.")
+    fusion: FusionArguments | None = None
+    reranker: RerankerArguments | None = None
     num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
     threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
     max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")

@@ -60,7 +60,7 @@ class Batcher(Generic[Item, Result]):
         Raises:
             QueueFullError: `max_held` items are here already.
         """
-        if self._held >= self._max_held:
+        if self.is_full:
             raise QueueFullError
         self._held += 1
         try:
@@ -72,6 +72,11 @@ class Batcher(Generic[Item, Result]):
             return await job.future
         finally:
             self._held -= 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more item would be refused."""
+        return self._held >= self._max_held
 
     def running_seconds(self) -> float:
         """How long the present batch has been running; 0 when none is."""

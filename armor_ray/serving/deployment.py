@@ -22,8 +22,8 @@ class RetrieverReplica:
 
     def __init__(self, arguments: ServingArguments) -> None:
         # Only a replica needs torch; the builder stays light.
-        from armor_ray.serving.api import Service
         from armor_ray.serving.retriever import Retriever
+        from armor_ray.serving.service import Service
 
         self._service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
 

@@ -43,12 +43,14 @@ class QueryEncoder:
         version: name and fingerprint; travels with every answer.
         names: what /v1/embeddings accepts as `model`, the encoder's own name last.
         index: the artifact with the index that it searches.
+        fusion_weight: of its score in the mix with BM25, as the report tuned it on validation; None where it did not.
     """
 
     model: BiEncoder
     version: str
     names: tuple[str, ...]
     index: str
+    fusion_weight: float | None = None
 
     @property
     def dimension(self) -> int:
@@ -84,7 +86,8 @@ def open_adapted(workspace: Workspace, retriever: str) -> QueryEncoder:
     names = _names(retriever, manifest)
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
     # An encoder whose passage side was trained, too, searches vectors of its own.
-    return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, manifest.details.get("corpus", "index"))
+    index = manifest.details.get("corpus", "index")
+    return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, index, _tuned_weight(workspace, f"retrievers/{names[-1]}"))
 
 
 def open_base(workspace: Workspace) -> QueryEncoder:
@@ -99,7 +102,12 @@ def open_base(workspace: Workspace) -> QueryEncoder:
         raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
     model = _on_best_device(BiEncoder.load(config.encoder))
-    return QueryEncoder(model, f"{BASE}@{model.identity.fingerprint()}", (BASE,), "index")
+    return QueryEncoder(model, f"{BASE}@{model.identity.fingerprint()}", (BASE,), "index", _tuned_weight(workspace, BASE))
+
+
+def _tuned_weight(workspace: Workspace, encoder: str) -> float | None:
+    reports = workspace.manifest("reports")
+    return None if reports is None else reports.details.get("fusion_weights", {}).get(encoder)
 
 
 def _on_best_device(model: BiEncoder) -> BiEncoder:

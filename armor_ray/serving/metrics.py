@@ -14,4 +14,5 @@ QUEUED = Gauge("armor_ray_queued_requests", "Requests waiting for a batch now.",
 BATCH_TEXTS = Histogram("armor_ray_batch_texts", "Texts encoded together.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), registry=REGISTRY)
 ENCODE_SECONDS = Histogram("armor_ray_encode_seconds", "Tokenise and encode one batch.", buckets=_SECONDS, registry=REGISTRY)
 SEARCH_SECONDS = Histogram("armor_ray_search_seconds", "Search the index for one batch.", buckets=_SECONDS, registry=REGISTRY)
+RERANK_SECONDS = Histogram("armor_ray_rerank_seconds", "Rerank the passages of one batch.", buckets=_SECONDS, registry=REGISTRY)
 TRUNCATED = Counter("armor_ray_truncated_texts", "Texts that were cut at the encoder's maximum length.", registry=REGISTRY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import faiss
@@ -16,6 +16,7 @@ from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.encoders import Arm, QueryEncoder, open_adapted, open_base
 from armor_ray.serving.passages import PassageStore, Wanted
+from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.schemas import Passage
 from armor_ray.workspace import Workspace
 
@@ -53,9 +54,10 @@ class Answer:
 class Retriever:
     """Answers batches of jobs; not to be called by two threads at once."""
 
-    def __init__(self, encoders: Mapping[Arm, QueryEncoder], store: PassageStore) -> None:
+    def __init__(self, encoders: Mapping[Arm, QueryEncoder], store: PassageStore, reranker: PassageReranker | None = None) -> None:
         self.encoders = encoders
         self._store = store
+        self._reranker = reranker
 
     @classmethod
     def open(cls, workspace: Workspace, arguments: ServingArguments) -> Retriever:
@@ -70,7 +72,8 @@ class Retriever:
         encoders: dict[Arm, QueryEncoder] = {"adapted": open_adapted(workspace, arguments.retriever)}
         if arguments.compare:
             encoders["base"] = open_base(workspace)
-        return cls(encoders, PassageStore.open(workspace, encoders.values()))
+        store = PassageStore.open(workspace, encoders.values(), lexical=arguments.fusion is not None)
+        return cls(encoders, store, PassageReranker.open(arguments.reranker) if arguments.reranker else None)
 
     @property
     def num_passages(self) -> int:
@@ -92,7 +95,7 @@ class Retriever:
         metrics.ENCODE_SECONDS.observe(time.perf_counter() - started)
         metrics.BATCH_TEXTS.observe(len(texts))
         metrics.TRUNCATED.inc(sum(encoded.truncated))
-        passages = self._search(encoder, encoded.vectors, [job.wanted for job in jobs for _ in job.texts])
+        passages = self._search(encoder, texts, encoded.vectors, [job.wanted for job in jobs for _ in job.texts])
         answers, start = [], 0
         for job in jobs:
             span = slice(start, start + len(job.texts))
@@ -101,17 +104,30 @@ class Retriever:
             start = span.stop
         return answers
 
-    def _search(self, encoder: QueryEncoder, vectors: np.ndarray, wanted: Sequence[Wanted | None]) -> list[list[Passage]]:
+    def _search(
+        self, encoder: QueryEncoder, texts: Sequence[str], vectors: np.ndarray, wanted: Sequence[Wanted | None]
+    ) -> list[list[Passage]]:
         found: list[list[Passage]] = [[] for _ in wanted]
-        started = time.perf_counter()
         # One search for each kind of wish: an answer must not depend on what other requests of its batch ask for.
         for wish, rows in _groups(wanted):
             if wish is not None:
-                for row, passages in zip(rows, self._store.search(encoder.index, vectors[rows], wish), strict=True):
-                    found[row] = passages
-        if any(wish is not None for wish in wanted):
-            metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
+                passages = self._find(encoder.index, [texts[row] for row in rows], vectors[rows], wish)
+                for row, best in zip(rows, passages, strict=True):
+                    found[row] = best
         return found
+
+    def _find(self, index: str, texts: Sequence[str], vectors: np.ndarray, wish: Wanted) -> list[list[Passage]]:
+        depth = min(max(wish.k, self._reranker.depth), self.num_passages) if wish.rerank and self._reranker else wish.k
+        started = time.perf_counter()
+        found = self._store.search(index, texts, vectors, replace(wish, k=depth))
+        metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
+        if not wish.rerank:
+            return found
+        assert self._reranker is not None, "requests for a reranker are refused where there is none"
+        started = time.perf_counter()
+        ordered = [self._reranker.order(text, passages)[: wish.k] for text, passages in zip(texts, found, strict=True)]
+        metrics.RERANK_SECONDS.observe(time.perf_counter() - started)
+        return ordered
 
 
 def _groups(keys: Sequence[Key]) -> Iterator[tuple[Key, list[int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -11,13 +11,43 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class RetrieveRequest(_Body):
+Values = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
+class Filter(_Body):
+    """Only passages with one of the values in every column named."""
+
+    doc_id: str | Values | None = None
+    doc_type: str | Values | None = None
+    source: str | Values | None = None
+
+    def conditions(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """Column and accepted values; hashable."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return tuple((name, frozenset([value] if isinstance(value, str) else value)) for name, value in named if value is not None)
+
+
+class Fusion(_Body):
+    """Mix the dense score with BM25, each min-max normalised over all passages."""
+
+    weight: float | None = Field(None, ge=0, le=1, description="Of the dense score; left out: the server's.")
+
+
+class SearchOptions(_Body):
+    """How passages are looked for."""
+
+    k: int = Field(5, ge=1, description="Passages per query; fewer come back where a filter leaves fewer.")
+    encoder: Literal["adapted", "base"] = Field("adapted", description="Which query encoder; 'base' where the server compares.")
+    filter: Filter | None = None
+    fusion: Fusion | None = None
+    rerank: bool = Field(False, description="Let the server's cross-encoder order the best passages anew.")
+
+
+class RetrieveRequest(SearchOptions):
     """One query or several, and how many passages each gets."""
 
     query: str | None = None
     queries: list[str] | None = None
-    k: int = Field(5, ge=1, description="Passages per query.")
-    encoder: Literal["adapted", "base"] = Field("adapted", description="Which query encoder; 'base' where the server compares.")
 
     @model_validator(mode="after")
     def _check_one_of(self) -> RetrieveRequest:
@@ -34,7 +64,7 @@ class Passage(BaseModel):
     doc_id: str
     title: str
     text: str
-    score: float = Field(description="Inner product of unit vectors.")
+    score: float = Field(description="Inner product of unit vectors; with fusion in [0, 1]; with rerank the cross-encoder's.")
     rank: int = Field(description="1 is best.")
 
 
@@ -89,7 +119,7 @@ class EmbeddingsResponse(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "stalled"]
+    status: Literal["ok", "stalled", "full"]
 
 
 class Info(BaseModel):
@@ -105,7 +135,17 @@ class Info(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    type: Literal["invalid_request", "not_found", "method_not_allowed", "too_large", "overloaded", "internal"]
+    type: Literal[
+        "invalid_request",
+        "unauthorized",
+        "not_found",
+        "method_not_allowed",
+        "too_large",
+        "rate_limited",
+        "overloaded",
+        "upstream",
+        "internal",
+    ]
     message: str
 
 

@@ -27,8 +27,13 @@ from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_wo
 from armor_ray.errors import ArmorError
 from armor_ray.models.golden import FILE as GOLDEN
 from armor_ray.models.golden import check_golden
+from armor_ray.retrieval.first_stages.vectors import VectorSearch
+from armor_ray.retrieval.fusion import ConvexFusion
+from armor_ray.retrieval.lexical import Bm25
 from armor_ray.serving.arguments import ServingArguments
-from armor_ray.serving.passages import Wanted
+from armor_ray.serving.encoders import Arm
+from armor_ray.serving.passages import PassageStore, Wanted
+from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
@@ -170,6 +175,56 @@ def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
             assert [passage.passage_id for passage in passages] == (served.top(text, job.wanted.k, base)[0] if job.wanted else [])
     assert answers[0].truncated == (False, True)
     assert answers[0].tokens == len(served.encoder.tokenize([QUESTIONS[0]], "query")[0]) + 24
+
+
+def retrieve(retriever: Retriever, question: str, wanted: Wanted, arm: Arm = "adapted") -> list[tuple[int, float]]:
+    """Passage ids with their scores."""
+    [answer] = retriever.answer([Job((question,), arm, wanted)])
+    return [(passage.passage_id, passage.score) for passage in answer.passages[0]]
+
+
+def test_a_filter_gives_the_best_of_the_passages_that_it_leaves(served: Served) -> None:
+    retriever = open_retriever(Workspace(str(served.folder)))
+    conditions = (("doc_type", frozenset(["paper"])), ("source", frozenset(["source0", "source2"])))
+    rows = passage_table().to_pylist()
+    left = [i for i in served.top(QUESTIONS[0], 30)[0] if rows[i]["doc_type"] == "paper" and rows[i]["source"] != "source1"]
+    assert [row for row, _ in retrieve(retriever, QUESTIONS[0], Wanted(6, conditions))] == left[:6]
+    assert [row for row, _ in retrieve(retriever, QUESTIONS[0], Wanted(30, conditions))] == left
+    assert retrieve(retriever, QUESTIONS[0], Wanted(5, (("doc_id", frozenset(["none"])),))) == []
+
+
+def test_fusion_is_that_of_the_evaluation_with_its_weight(copy: Workspace, served: Served) -> None:
+    weights = {"retrievers/tiny": 0.3, "base": 0.6}
+    copy.publish(
+        "reports", stage="evaluate", fingerprint="f", inputs={}, config={}, write=lambda draft: draft.details.update(fusion_weights=weights)
+    )
+    retriever = open_retriever(copy, compare=True, fusion={})
+    assert {arm: encoder.fusion_weight for arm, encoder in retriever.encoders.items()} == {"adapted": 0.3, "base": 0.6}
+    lexical = Bm25(passage_table().column("text").to_pylist())
+    question = QUESTIONS[3]
+    dense = VectorSearch(lambda texts: served.encoder.encode(texts, "query"), served.passage_vectors)
+    scores, rows = ConvexFusion(dense, lexical, 0.3).search([question], 30)
+    found = retrieve(retriever, question, Wanted(7, dense_weight=0.3))
+    assert [row for row, _ in found] == rows[0, :7].tolist()
+    np.testing.assert_allclose([score for _, score in found], scores[0, :7], atol=1e-5)
+    papers = [row for row in rows[0].tolist() if row % 2]
+    filtered = Wanted(7, (("doc_type", frozenset(["paper"])),), dense_weight=0.3)
+    assert [row for row, _ in retrieve(retriever, question, filtered)] == papers[:7]
+
+
+def test_the_reranker_sees_more_than_k_and_orders_them(served: Served) -> None:
+    class LastFirst:
+        """Scores every passage by its place in the first ranking: the last is best."""
+
+        def rerank(self, question: str, passages: list[str], scores: np.ndarray) -> np.ndarray:
+            return np.arange(len(passages), dtype=np.float32)
+
+    opened = open_retriever(Workspace(str(served.folder)))
+    store = PassageStore.open(Workspace(str(served.folder)), opened.encoders.values())
+    retriever = Retriever(opened.encoders, store, PassageReranker(LastFirst(), depth=9))
+    [answer] = retriever.answer([Job((QUESTIONS[1],), wanted=Wanted(2, rerank=True))])
+    first = served.top(QUESTIONS[1], 9)[0]
+    assert [(p.passage_id, p.rank, p.score) for p in answer.passages[0]] == [(first[8], 1, 8.0), (first[7], 2, 7.0)]
 
 
 # -- promotion -----------------------------------------------------------------------------------------------------------------

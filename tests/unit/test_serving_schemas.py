@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from armor_ray.serving import api as api_module
-from armor_ray.serving.api import Service, build_api
+from armor_ray.serving import service as service_module
+from armor_ray.serving.api import build_api
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.batching import Batcher, QueueFullError
 from armor_ray.serving.retriever import Answer, Job
 from armor_ray.serving.schemas import Passage
+from armor_ray.serving.service import Service
 
 ARGUMENTS = ServingArguments(
     workspace="unused", max_batch_size=2, max_ongoing_requests=2, max_query_characters=20, max_queries=3, max_k=10, max_body_bytes=1024
@@ -184,6 +185,12 @@ HOSTILE = [
     ("/v1/retrieve", {"query": "a", "k": 7}, 422, "the index holds 6 passages"),
     ("/v1/retrieve", {"query": "a", "encoder": "tuned"}, 422, "encoder:"),
     ("/v1/retrieve", {"query": "a", "encoder": "base"}, 422, "compare: true"),
+    ("/v1/retrieve", {"query": "a", "filter": {"doc_type": []}}, 422, "filter.doc_type"),
+    ("/v1/retrieve", {"query": "a", "filter": {"text": "b"}}, 422, "filter.text"),
+    ("/v1/retrieve", {"query": "a", "filter": {"doc_id": ["d"] * 1001}}, 413, ""),
+    ("/v1/retrieve", {"query": "a", "fusion": {"weight": 1.5}}, 422, "fusion.weight"),
+    ("/v1/retrieve", {"query": "a", "fusion": {}}, 422, "argument `fusion`"),
+    ("/v1/retrieve", {"query": "a", "rerank": True}, 422, "argument `reranker`"),
     ("/v1/retrieve", ["a"], 422, ""),
     ("/v1/embeddings", {"model": "armor"}, 422, "input"),
     ("/v1/embeddings", {"input": "a"}, 422, "model"),
@@ -286,7 +293,7 @@ def test_a_full_replica_answers_503_with_retry_after_while_health_and_metrics_an
 
 
 def test_health_is_503_while_a_batch_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "STALLED_SECONDS", 0.01)
+    monkeypatch.setattr(service_module, "STALLED_SECONDS", 0.01)
 
     async def scenario():
         retriever = FakeRetriever()

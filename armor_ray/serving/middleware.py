@@ -1,0 +1,72 @@
+"""What surrounds every request: a bound on its body, and counts and times by route."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from armor_ray.serving import metrics
+from armor_ray.serving.http_errors import error_response
+
+
+class BodyLimit:
+    """Answers 413 before a larger body is read, whether or not its length was announced."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            return await error_response(413, self._message)(scope, receive, send)
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(413, self._message)
+            return message
+
+        return await self._app(scope, limited, send)
+
+    @property
+    def _message(self) -> str:
+        return f"the body exceeds {self._max_bytes} bytes"
+
+
+class Observe:
+    """Counts requests by route and status and times them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started = time.perf_counter()
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            status = 499  # the client has gone
+            raise
+        finally:
+            # Only known routes become labels: anybody can make up paths.
+            route = getattr(scope.get("route"), "path", "unknown")
+            metrics.REQUESTS.labels(route, str(status)).inc()
+            metrics.REQUEST_SECONDS.labels(route).observe(time.perf_counter() - started)

@@ -1,0 +1,127 @@
+"""What all routes share: the checks of requests against the limits, and the way to the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.exceptions import HTTPException
+
+from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.batching import Batcher, QueueFullError
+from armor_ray.serving.encoders import Arm
+from armor_ray.serving.passages import Wanted
+from armor_ray.serving.retriever import Answer, Job, Retriever
+from armor_ray.serving.schemas import Fusion, SearchOptions
+
+# A batch takes milliseconds to seconds; one that runs this long never ends.
+STALLED_SECONDS = 60.0
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class Service:
+    """Checks requests against the limits and hands them to the batcher."""
+
+    def __init__(self, retriever: Retriever, arguments: ServingArguments) -> None:
+        self.retriever = retriever
+        self.arguments = arguments
+        self._batcher: Batcher[Job, Answer] = Batcher(
+            retriever.answer, lambda job: len(job.texts), arguments.max_batch_size, arguments.max_ongoing_requests
+        )
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._batcher.running_seconds() > STALLED_SECONDS
+
+    @property
+    def is_full(self) -> bool:
+        return self._batcher.is_full
+
+    async def submit(self, job: Job) -> Answer:
+        """Raises HTTPException 503 when as many requests are held as may be."""
+        try:
+            return await self._batcher.submit(job)
+        except QueueFullError:
+            raise HTTPException(503, f"{self.arguments.max_ongoing_requests} requests are being served already", RETRY_AFTER) from None
+
+    async def retrieve(self, texts: Sequence[str], options: SearchOptions, name: str) -> Answer:
+        """The passages for some texts, all read by one encoder.
+
+        Args:
+            name: of the field that holds the texts, for errors.
+
+        Raises:
+            HTTPException: 413, 422 or 503.
+        """
+        checked = self.check_texts(texts, name)
+        arm = self.check_arm(options.encoder)
+        return await self.submit(Job(checked, arm, self._wanted(options, arm)))
+
+    def check_texts(self, texts: Sequence[str], name: str) -> tuple[str, ...]:
+        if not texts:
+            raise HTTPException(422, f"{name}: empty")
+        if len(texts) > self.arguments.max_queries:
+            raise HTTPException(413, f"{name}: {len(texts)} texts, the limit is {self.arguments.max_queries}")
+        for i, text in enumerate(texts):
+            if len(text) > self.arguments.max_query_characters:
+                raise HTTPException(413, f"{name}[{i}]: {len(text)} characters, the limit is {self.arguments.max_query_characters}")
+            if not text.strip():
+                raise HTTPException(422, f"{name}[{i}]: empty text")
+            if not _is_unicode(text):
+                raise HTTPException(422, f"{name}[{i}]: half of a surrogate pair")
+        return tuple(texts)
+
+    def check_arm(self, arm: Arm) -> Arm:
+        if arm not in self.retriever.encoders:
+            raise HTTPException(422, f"encoder: '{arm}' is not served here; the server's argument `compare: true` adds it")
+        return arm
+
+    def check_model(self, model: str, dimensions: int | None) -> Arm:
+        """The encoder of that name."""
+        for arm, encoder in self.retriever.encoders.items():
+            if model in encoder.names:
+                if dimensions not in (None, encoder.dimension):
+                    raise HTTPException(422, f"dimensions: the encoder gives {encoder.dimension}")
+                return arm
+        raise HTTPException(404, f"model: no '{model[:100]}' here, this is '{self.retriever.encoders['adapted'].names[0]}'")
+
+    def _wanted(self, options: SearchOptions, arm: Arm) -> Wanted:
+        if options.rerank and self.arguments.reranker is None:
+            raise HTTPException(422, "rerank: no reranker is served here; the server's argument `reranker` adds one")
+        conditions = () if options.filter is None else options.filter.conditions()
+        for name, values in conditions:
+            if not all(_is_unicode(value) for value in values):
+                raise HTTPException(422, f"filter.{name}: half of a surrogate pair")
+        weight = None if options.fusion is None else self._dense_weight(options.fusion, arm)
+        return Wanted(self._check_k(options.k), conditions, weight, options.rerank)
+
+    def _check_k(self, k: int) -> int:
+        if k > self.arguments.max_k:
+            raise HTTPException(422, f"k: {k}, the limit is {self.arguments.max_k}")
+        if k > self.retriever.num_passages:
+            raise HTTPException(422, f"k: {k}, the index holds {self.retriever.num_passages} passages")
+        return k
+
+    def _dense_weight(self, fusion: Fusion, arm: Arm) -> float:
+        if self.arguments.fusion is None:
+            raise HTTPException(422, "fusion: BM25 is not served here; the server's argument `fusion` adds it")
+        for weight in (fusion.weight, self.arguments.fusion.weight, self.retriever.encoders[arm].fusion_weight):
+            if weight is not None:
+                return weight
+        raise HTTPException(422, f"fusion.weight: the report tuned none for '{self.retriever.encoders[arm].names[-1]}', give one")
+
+
+async def _service(request: Request) -> Service:
+    return request.app.state.service
+
+
+Served = Annotated[Service, Depends(_service)]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
