@@ -25,6 +25,18 @@ class RerankerArguments(_Arguments):
     depth: int = Field(20, ge=1, description="Passages of the first search that are judged (k where that is more).")
 
 
+class GeneratorArguments(_Arguments):
+    """An OpenAI-compatible chat endpoint that writes the answers of /v1/answer."""
+
+    base_url: str = Field(description="Up to and with `/v1`.")
+    model: str
+    api_key_env: str = Field("OPENAI_API_KEY", description="Environment variable of the replicas that holds the key.")
+    timeout_seconds: float = Field(60, gt=0, description="For one whole answer.")
+    max_tokens: int = Field(512, ge=1, description="Of one answer.")
+    temperature: float = Field(0, ge=0)
+    max_concurrent: int = Field(16, ge=1, description="Answers that one replica has written at once; one more gets 503.")
+
+
 class ServingArguments(_Arguments):
     """What to serve, how much of it at once, and how large a request may be."""
 
@@ -33,6 +45,8 @@ class ServingArguments(_Arguments):
     compare: bool = Field(False, description="Hold the base encoder, too: requests choose by `encoder`, and the page shows both.")
     fusion: FusionArguments | None = None
     reranker: RerankerArguments | None = None
+    generator: GeneratorArguments | None = Field(None, description="Serves /v1/answer.")
+    feedback_file: str | None = Field(None, description="Serves /v1/feedback; training examples are appended to this file (qa.jsonl).")
     num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
     threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
     max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: Serve reads the annotation of `app` to validate its arguments, and needs the class.
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,15 +23,19 @@ class RetrieverReplica:
 
     def __init__(self, arguments: ServingArguments) -> None:
         # Only a replica needs torch; the builder stays light.
+        from armor_ray.serving.api import build_api
+        from armor_ray.serving.feedback import FeedbackLog
+        from armor_ray.serving.generation import Generator
         from armor_ray.serving.retriever import Retriever
         from armor_ray.serving.service import Service
 
         self._service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
+        generator = Generator(arguments.generator) if arguments.generator else None
+        feedback_log = FeedbackLog(Path(arguments.feedback_file)) if arguments.feedback_file else None
+        self._api = build_api(self._service, generator, feedback_log)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from armor_ray.serving.api import build_api
-
-        return build_api(self._service)
+        return self._api
 
     def check_health(self) -> None:
         """Called by Serve, which replaces a replica that raises."""
@@ -44,7 +49,10 @@ def app(arguments: ServingArguments) -> Application:
     Artifacts are checked by each replica, not here: Serve reports what a replica refuses once, but runs a failing builder four times.
     """
     # Resolved now, against the folder that the command runs in: replicas may run in another one.
-    resolved = arguments.model_copy(update={"workspace": Workspace(arguments.workspace).uri})
+    paths = {"workspace": Workspace(arguments.workspace).uri}
+    if arguments.feedback_file is not None:
+        paths["feedback_file"] = str(Path(arguments.feedback_file).expanduser().resolve())
+    resolved = arguments.model_copy(update=paths)
     deployment: Any = serve.deployment(
         RetrieverReplica,
         name="retriever",

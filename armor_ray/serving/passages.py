@@ -23,7 +23,7 @@ from armor_ray.serving.schemas import Passage
 from armor_ray.workspace import Workspace, read_parquet
 
 _COLUMNS = ("passage_id", "doc_id", "title", "text")
-_FILTERED = ("doc_type", "source")  # beside those that answers hold
+_NOT_SHOWN = ("doc_type", "source", "start", "end")  # read for filters and feedback
 _MASKS_KEPT = 64
 
 
@@ -43,11 +43,21 @@ class Wanted:
     rerank: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A passage as `text[start:end]` of its document, in characters."""
+
+    doc_id: str
+    start: int
+    end: int
+    text: str
+
+
 class PassageStore:
     """Passage texts with the indexes that encoders search them by, one per index artifact."""
 
     def __init__(self, passages: pa.Table, indexes: dict[str, faiss.Index], lexical: Bm25 | None = None) -> None:
-        self._columns: dict[str, pa.ChunkedArray] = {name: passages.column(name) for name in (*_COLUMNS, *_FILTERED)}
+        self._columns: dict[str, pa.ChunkedArray] = {name: passages.column(name) for name in (*_COLUMNS, *_NOT_SHOWN)}
         self._indexes = indexes
         self._lexical = lexical
         self._mask = functools.lru_cache(_MASKS_KEPT)(self._find)
@@ -98,6 +108,10 @@ class PassageStore:
         else:
             scores, rows = search(self._indexes[index], vectors, wanted.k)
         return [self._passages(*found) for found in zip(scores, rows, strict=True)]
+
+    def extent(self, passage_id: int) -> Extent:
+        """Where a passage stands in its document; `passage_id` is in range."""
+        return Extent(*(self._columns[name][passage_id].as_py() for name in ("doc_id", "start", "end", "text")))
 
     def _fused(
         self, index: str, texts: Sequence[str], vectors: np.ndarray, weight: float, k: int, mask: np.ndarray | None

@@ -15,7 +15,7 @@ import torch
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.encoders import Arm, QueryEncoder, open_adapted, open_base
-from armor_ray.serving.passages import PassageStore, Wanted
+from armor_ray.serving.passages import Extent, PassageStore, Wanted
 from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.schemas import Passage
 from armor_ray.workspace import Workspace
@@ -78,6 +78,10 @@ class Retriever:
     @property
     def num_passages(self) -> int:
         return self._store.num_passages
+
+    def extent(self, passage_id: int) -> Extent:
+        """See `PassageStore.extent`."""
+        return self._store.extent(passage_id)
 
     def answer(self, jobs: Sequence[Job]) -> list[Answer]:
         """Encodes the texts of each encoder's jobs together, then searches for those that want passages."""

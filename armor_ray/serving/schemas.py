@@ -79,6 +79,34 @@ class RetrieveResponse(BaseModel):
     results: list[QueryResult]
 
 
+class AnswerRequest(SearchOptions):
+    """A question to answer from the passages that are found for it."""
+
+    question: str
+    stream: bool = Field(False, description="Server-sent events: `passages`, `delta` …, then `done` or `error`.")
+
+
+class AnswerResponse(BaseModel):
+    answer: str
+    citations: list[int] = Field(description="Ids of the passages that the answer cites, in the order of their first mention.")
+    passages: list[Passage]
+    encoder: str = Field(description="name@fingerprint of the encoder that found the passages.")
+    model: str = Field(description="What wrote the answer.")
+
+
+class FeedbackRequest(_Body):
+    """A question and the passage that answered it."""
+
+    question: str
+    passage_id: int = Field(ge=0)
+    answer: str | None = Field(None, description="The passage's own text stands in where it is left out.")
+    encoder: str | None = Field(None, max_length=200, description="`encoder` of the answer that was judged.")
+
+
+class FeedbackResponse(BaseModel):
+    id: str = Field(description="Of the new training example.")
+
+
 class EmbeddingsRequest(_Body):
     """OpenAI's body; gives *query* vectors, prefix included."""
 

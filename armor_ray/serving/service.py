@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.batching import Batcher, QueueFullError
 from armor_ray.serving.encoders import Arm
-from armor_ray.serving.passages import Wanted
+from armor_ray.serving.passages import Extent, Wanted
 from armor_ray.serving.retriever import Answer, Job, Retriever
 from armor_ray.serving.schemas import Fusion, SearchOptions
 
@@ -57,6 +57,10 @@ class Service:
         checked = self.check_texts(texts, name)
         arm = self.check_arm(options.encoder)
         return await self.submit(Job(checked, arm, self._wanted(options, arm)))
+
+    async def extent(self, passage_id: int) -> Extent:
+        """Where a passage stands in its document."""
+        return self.retriever.extent(passage_id)
 
     def check_texts(self, texts: Sequence[str], name: str) -> tuple[str, ...]:
         if not texts:

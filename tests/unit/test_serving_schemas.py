@@ -16,6 +16,7 @@ from armor_ray.serving import service as service_module
 from armor_ray.serving.api import build_api
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.batching import Batcher, QueueFullError
+from armor_ray.serving.passages import Extent
 from armor_ray.serving.retriever import Answer, Job
 from armor_ray.serving.schemas import Passage
 from armor_ray.serving.service import Service
@@ -34,6 +35,9 @@ class FakeRetriever:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
+
+    def extent(self, passage_id: int) -> Extent:
+        return Extent("d", 0, 1, "x")
 
     def answer(self, jobs: list[Job]) -> list[Answer]:
         assert self.gate.wait(10)
