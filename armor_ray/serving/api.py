@@ -9,12 +9,13 @@ from fastapi import FastAPI
 from armor_ray.serving.feedback import FeedbackLog
 from armor_ray.serving.generation import Generator
 from armor_ray.serving.http_errors import add_handlers
-from armor_ray.serving.middleware import BodyLimit, Observe
+from armor_ray.serving.middleware import Authenticate, BodyLimit, Observe
 from armor_ray.serving.routes import answer, embeddings, feedback, retrieve, state
 from armor_ray.serving.schemas import ErrorBody
 from armor_ray.serving.service import Service
+from armor_ray.serving.tokens import RateLimit, Tokens
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (404, 413, 422, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 413, 422, 429, 503)}
 
 
 def build_api(service: Service, generator: Generator | None = None, feedback_log: FeedbackLog | None = None) -> FastAPI:
@@ -34,5 +35,9 @@ def build_api(service: Service, generator: Generator | None = None, feedback_log
         api.include_router(router, responses=_ERRORS)
     add_handlers(api)
     api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes)
+    auth = service.arguments.auth
+    if auth.has_tokens:
+        limit = RateLimit(auth.requests_per_minute) if auth.requests_per_minute else None
+        api.add_middleware(Authenticate, tokens=Tokens(auth), limit=limit)
     api.add_middleware(Observe)
     return api

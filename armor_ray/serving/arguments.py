@@ -37,6 +37,27 @@ class GeneratorArguments(_Arguments):
     max_concurrent: int = Field(16, ge=1, description="Answers that one replica has written at once; one more gets 503.")
 
 
+class AuthArguments(_Arguments):
+    """Who may ask: holders of a bearer token. Tokens stand one a line; `/`, `/health` and `/ready` ask for none."""
+
+    tokens_env: str | None = Field(None, description="Environment variable of the replicas that holds the tokens, with commas between.")
+    tokens_file: str | None = Field(None, description="File with the tokens; read again within a second of a change.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Of one token, in one replica; more get 429.")
+    allow_unauthenticated: bool = Field(False, description="Serve other machines without tokens: something in front checks.")
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> AuthArguments:
+        if self.tokens_env and self.tokens_file:
+            raise ValueError("give either tokens_env or tokens_file")
+        if self.requests_per_minute and not self.has_tokens:
+            raise ValueError("requests_per_minute counts by token: give tokens_env or tokens_file")
+        return self
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.tokens_env or self.tokens_file)
+
+
 class ServingArguments(_Arguments):
     """What to serve, how much of it at once, and how large a request may be."""
 
@@ -47,6 +68,7 @@ class ServingArguments(_Arguments):
     reranker: RerankerArguments | None = None
     generator: GeneratorArguments | None = Field(None, description="Serves /v1/answer.")
     feedback_file: str | None = Field(None, description="Serves /v1/feedback; training examples are appended to this file (qa.jsonl).")
+    auth: AuthArguments = Field(default_factory=AuthArguments, description="Needed as soon as the server listens beyond loopback.")
     num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
     threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
     max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")

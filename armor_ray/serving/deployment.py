@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig
+from ray.serve.context import _get_global_client
 
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.workspace import Workspace
@@ -28,7 +29,9 @@ class RetrieverReplica:
         from armor_ray.serving.generation import Generator
         from armor_ray.serving.retriever import Retriever
         from armor_ray.serving.service import Service
+        from armor_ray.serving.tokens import require_tokens
 
+        require_tokens(_proxy_host(), arguments.auth)
         self._service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
         generator = Generator(arguments.generator) if arguments.generator else None
         feedback_log = FeedbackLog(Path(arguments.feedback_file)) if arguments.feedback_file else None
@@ -43,15 +46,24 @@ class RetrieverReplica:
             raise RuntimeError("a batch hangs")
 
 
+def _proxy_host() -> str | None:
+    """The address that Serve's HTTP proxies listen on; Serve tells it by no public call."""
+    client = _get_global_client()
+    assert client is not None, "a replica has a controller"
+    return client.http_config.host
+
+
 def app(arguments: ServingArguments) -> Application:
     """Builds the application from the `args` of a serve config.
 
     Artifacts are checked by each replica, not here: Serve reports what a replica refuses once, but runs a failing builder four times.
     """
     # Resolved now, against the folder that the command runs in: replicas may run in another one.
-    paths = {"workspace": Workspace(arguments.workspace).uri}
+    paths: dict[str, Any] = {"workspace": Workspace(arguments.workspace).uri}
     if arguments.feedback_file is not None:
-        paths["feedback_file"] = str(Path(arguments.feedback_file).expanduser().resolve())
+        paths["feedback_file"] = _absolute(arguments.feedback_file)
+    if arguments.auth.tokens_file is not None:
+        paths["auth"] = arguments.auth.model_copy(update={"tokens_file": _absolute(arguments.auth.tokens_file)})
     resolved = arguments.model_copy(update=paths)
     deployment: Any = serve.deployment(
         RetrieverReplica,
@@ -65,3 +77,7 @@ def app(arguments: ServingArguments) -> Application:
         max_constructor_retry_count=1,
     )
     return deployment.bind(resolved)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())

@@ -1,8 +1,9 @@
-"""What surrounds every request: a bound on its body, and counts and times by route."""
+"""What surrounds every request: who asks, a bound on the body, and counts and times by route."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from starlette.exceptions import HTTPException
@@ -10,6 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from armor_ray.serving import metrics
 from armor_ray.serving.http_errors import error_response
+from armor_ray.serving.tokens import RateLimit, Tokens
+
+# Probes and browsers send no token; neither place tells anything about the passages.
+_OPEN_PATHS = {"/", "/health", "/ready"}
 
 
 class BodyLimit:
@@ -40,6 +45,38 @@ class BodyLimit:
     @property
     def _message(self) -> str:
         return f"the body exceeds {self._max_bytes} bytes"
+
+
+class Authenticate:
+    """Answers 401 without an accepted bearer token, and 429 to one that is used too often."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, limit: RateLimit | None) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _path(scope) in _OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        caller = self._tokens.identify(_bearer(scope))
+        if caller is None:
+            return await error_response(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        wait = self._limit.wait(caller) if self._limit else 0.0
+        if wait:
+            message = "more requests than this token may make in a minute"
+            return await error_response(429, message, {"Retry-After": str(math.ceil(wait))})(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+
+def _path(scope: Scope) -> str:
+    # Serve mounts an application below its route prefix, which `path` still holds.
+    return scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+
+
+def _bearer(scope: Scope) -> str:
+    value = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+    kind, _, token = value.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 class Observe:
