@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROMOTED = "promoted"
@@ -56,6 +58,23 @@ class AuthArguments(_Arguments):
     @property
     def has_tokens(self) -> bool:
         return bool(self.tokens_env or self.tokens_file)
+
+
+class TrafficArguments(_Arguments):
+    """Which share of the requests that name no encoder the base encoder gets."""
+
+    mode: Literal["off", "ab", "shadow"] = Field(
+        "off", description="ab: base answers the share; shadow: adapted answers all, base answers the share unseen, and metrics compare."
+    )
+    base_share: float = Field(0.0, ge=0, le=1, description="Equal X-Request-ID headers fall on the same side.")
+
+
+class LiveArguments(_Arguments):
+    """The `user_config` of the deployment: what Serve changes without a restart."""
+
+    retriever: str | None = Field(None, description="As the argument; left out: what is served now.")
+    revision: str | int | None = Field(None, description="Any other value loads the retriever again, as after a promotion.")
+    traffic: TrafficArguments = Field(default_factory=TrafficArguments)
 
 
 class ServingArguments(_Arguments):

@@ -74,6 +74,11 @@ class Batcher(Generic[Item, Result]):
             self._held -= 1
 
     @property
+    def held(self) -> int:
+        """Items that run or wait."""
+        return self._held
+
+    @property
     def is_full(self) -> bool:
         """Whether one more item would be refused."""
         return self._held >= self._max_held

@@ -27,18 +27,25 @@ class RetrieverReplica:
         from armor_ray.serving.api import build_api
         from armor_ray.serving.feedback import FeedbackLog
         from armor_ray.serving.generation import Generator
+        from armor_ray.serving.live import Live
         from armor_ray.serving.retriever import Retriever
         from armor_ray.serving.service import Service
         from armor_ray.serving.tokens import require_tokens
 
         require_tokens(_proxy_host(), arguments.auth)
-        self._service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
+        workspace = Workspace(arguments.workspace)
+        self._service = Service(Retriever.open(workspace, arguments), arguments)
+        self._live = Live(self._service, workspace, arguments.retriever)
         generator = Generator(arguments.generator) if arguments.generator else None
         feedback_log = FeedbackLog(Path(arguments.feedback_file)) if arguments.feedback_file else None
         self._api = build_api(self._service, generator, feedback_log)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve with the deployment's `user_config` (`LiveArguments`), at start and whenever it changes."""
+        await self._live.apply(user_config)
 
     def check_health(self) -> None:
         """Called by Serve, which replaces a replica that raises."""

@@ -13,8 +13,9 @@ from armor_ray.serving import metrics
 from armor_ray.serving.http_errors import error_response
 from armor_ray.serving.tokens import RateLimit, Tokens
 
-# Probes and browsers send no token; neither place tells anything about the passages.
+# Probes and browsers send no token; none of these places tells anything about the passages.
 _OPEN_PATHS = {"/", "/health", "/ready"}
+_ASSETS = "/assets/"  # what the page is made of
 
 
 class BodyLimit:
@@ -56,7 +57,7 @@ class Authenticate:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) in _OPEN_PATHS:
+        if scope["type"] != "http" or _is_open(_path(scope)):
             return await self._app(scope, receive, send)
         caller = self._tokens.identify(_bearer(scope))
         if caller is None:
@@ -66,6 +67,10 @@ class Authenticate:
             message = "more requests than this token may make in a minute"
             return await error_response(429, message, {"Retry-After": str(math.ceil(wait))})(scope, receive, send)
         return await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_ASSETS)
 
 
 def _path(scope: Scope) -> str:

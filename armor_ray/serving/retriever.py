@@ -37,13 +37,15 @@ class Answer:
     """What became of a job, text by text.
 
     Attributes:
-        version: of the one encoder that read all its texts.
+        arm: the encoder that read all its texts.
+        version: its name and fingerprint.
         vectors: unit query vectors fp32 [n, D].
         tokens: tokens encoded, prefix and special tokens included.
         truncated: whether the text was cut at the encoder's maximum length.
         passages: the k best passages, best first; empty lists where only vectors were wanted.
     """
 
+    arm: Arm
     version: str
     vectors: np.ndarray
     tokens: int
@@ -79,6 +81,14 @@ class Retriever:
     def num_passages(self) -> int:
         return self._store.num_passages
 
+    def require_index(self, workspace: Workspace, encoder: QueryEncoder) -> None:
+        """See `PassageStore.require_index`."""
+        self._store.require_index(workspace, encoder)
+
+    def adopt(self, encoder: QueryEncoder) -> None:
+        """Serves another adapted encoder from the next batch on; its index is mapped (`require_index`)."""
+        self.encoders = {**self.encoders, "adapted": encoder}
+
     def extent(self, passage_id: int) -> Extent:
         """See `PassageStore.extent`."""
         return self._store.extent(passage_id)
@@ -88,11 +98,11 @@ class Retriever:
         encoders = self.encoders  # one set for the whole batch, whatever is swapped in meanwhile
         answers: list[Answer | None] = [None] * len(jobs)
         for arm, places in _groups([job.arm for job in jobs]):
-            for place, answer in zip(places, self._answer(encoders[arm], [jobs[i] for i in places]), strict=True):
+            for place, answer in zip(places, self._answer(arm, encoders[arm], [jobs[i] for i in places]), strict=True):
                 answers[place] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _answer(self, encoder: QueryEncoder, jobs: Sequence[Job]) -> list[Answer]:
+    def _answer(self, arm: Arm, encoder: QueryEncoder, jobs: Sequence[Job]) -> list[Answer]:
         started = time.perf_counter()
         texts = [text for job in jobs for text in job.texts]
         encoded = encoder.encode(texts)
@@ -104,7 +114,7 @@ class Retriever:
         for job in jobs:
             span = slice(start, start + len(job.texts))
             cut = tuple(encoded.truncated[span])
-            answers.append(Answer(encoder.version, encoded.vectors[span], sum(encoded.tokens[span]), cut, tuple(passages[span])))
+            answers.append(Answer(arm, encoder.version, encoded.vectors[span], sum(encoded.tokens[span]), cut, tuple(passages[span])))
             start = span.stop
         return answers
 

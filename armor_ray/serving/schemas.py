@@ -37,7 +37,9 @@ class SearchOptions(_Body):
     """How passages are looked for."""
 
     k: int = Field(5, ge=1, description="Passages per query; fewer come back where a filter leaves fewer.")
-    encoder: Literal["adapted", "base"] = Field("adapted", description="Which query encoder; 'base' where the server compares.")
+    encoder: Literal["adapted", "base"] | None = Field(
+        None, description="Which query encoder, 'base' where the server compares; left out: 'adapted', or what an A/B test assigns."
+    )
     filter: Filter | None = None
     fusion: Fusion | None = None
     rerank: bool = Field(False, description="Let the server's cross-encoder order the best passages anew.")
@@ -76,6 +78,7 @@ class QueryResult(BaseModel):
 
 class RetrieveResponse(BaseModel):
     encoder: str = Field(description="name@fingerprint of the encoder that answered.")
+    arm: Literal["adapted", "base"] = Field(description="Which of the two that is.")
     results: list[QueryResult]
 
 
@@ -91,6 +94,7 @@ class AnswerResponse(BaseModel):
     citations: list[int] = Field(description="Ids of the passages that the answer cites, in the order of their first mention.")
     passages: list[Passage]
     encoder: str = Field(description="name@fingerprint of the encoder that found the passages.")
+    arm: Literal["adapted", "base"] = Field(description="Which of the two that is.")
     model: str = Field(description="What wrote the answer.")
 
 
@@ -160,6 +164,8 @@ class Info(BaseModel):
     max_length: int = Field(description="Tokens; longer texts are cut.")
     passages: int
     limits: dict[str, int]
+    traffic: dict[str, str | float] = Field(description="Mode (off, ab, shadow) and the base encoder's share.")
+    live_error: str | None = Field(description="Why the last change of user_config was not made.")
 
 
 class ErrorDetail(BaseModel):

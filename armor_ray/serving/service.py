@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from starlette.exceptions import HTTPException
 
-from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving import metrics
+from armor_ray.serving.arguments import ServingArguments, TrafficArguments
 from armor_ray.serving.batching import Batcher, QueueFullError
 from armor_ray.serving.encoders import Arm
 from armor_ray.serving.passages import Extent, Wanted
 from armor_ray.serving.retriever import Answer, Job, Retriever
 from armor_ray.serving.schemas import Fusion, SearchOptions
+from armor_ray.serving.traffic import Traffic
 
 # A batch takes milliseconds to seconds; one that runs this long never ends.
 STALLED_SECONDS = 60.0
 RETRY_AFTER = {"Retry-After": "1"}
+_logger = logging.getLogger("ray.serve")
 
 
 class Service:
@@ -26,6 +31,9 @@ class Service:
     def __init__(self, retriever: Retriever, arguments: ServingArguments) -> None:
         self.retriever = retriever
         self.arguments = arguments
+        self.traffic = Traffic(TrafficArguments())
+        self.live_error: str | None = None
+        self._shadows: set[asyncio.Task[None]] = set()
         self._batcher: Batcher[Job, Answer] = Batcher(
             retriever.answer, lambda job: len(job.texts), arguments.max_batch_size, arguments.max_ongoing_requests
         )
@@ -45,18 +53,42 @@ class Service:
         except QueueFullError:
             raise HTTPException(503, f"{self.arguments.max_ongoing_requests} requests are being served already", RETRY_AFTER) from None
 
-    async def retrieve(self, texts: Sequence[str], options: SearchOptions, name: str) -> Answer:
+    async def retrieve(self, texts: Sequence[str], options: SearchOptions, name: str, request_id: str | None = None) -> Answer:
         """The passages for some texts, all read by one encoder.
 
         Args:
             name: of the field that holds the texts, for errors.
+            request_id: equal ones fall on the same side of an A/B test.
 
         Raises:
             HTTPException: 413, 422 or 503.
         """
         checked = self.check_texts(texts, name)
-        arm = self.check_arm(options.encoder)
-        return await self.submit(Job(checked, arm, self._wanted(options, arm)))
+        arm, shadow = self.traffic.assign(request_id) if options.encoder is None else (self._check_arm(options.encoder), None)
+        job = Job(checked, arm, self._wanted(options, arm))
+        answer = await self.submit(job)
+        metrics.ANSWERS.labels(answer.arm, answer.version).inc()
+        if shadow is not None:
+            task = asyncio.create_task(self._compare(Job(checked, shadow, self._wanted(options, shadow)), answer))
+            self._shadows.add(task)
+            task.add_done_callback(self._shadows.discard)
+        return answer
+
+    async def _compare(self, job: Job, seen: Answer) -> None:
+        """Has another encoder answer and counts how far both agree; never in the way of requests when these come thick."""
+        if self._batcher.held * 2 > self.arguments.max_ongoing_requests:
+            metrics.SHADOWED.labels("skipped").inc()
+            return
+        try:
+            unseen = await self._batcher.submit(job)
+        except Exception as error:  # nobody waits for it: what is wrong must be seen in metrics and log
+            metrics.SHADOWED.labels("failed").inc()
+            _logger.error("a shadow request failed", exc_info=error)
+            return
+        metrics.SHADOWED.labels("compared").inc()
+        for ours, others in zip(seen.passages, unseen.passages, strict=True):
+            both = {passage.passage_id for passage in ours} & {passage.passage_id for passage in others}
+            metrics.SHADOW_OVERLAP.observe(len(both) / max(1, len(ours)))
 
     async def extent(self, passage_id: int) -> Extent:
         """Where a passage stands in its document."""
@@ -76,7 +108,7 @@ class Service:
                 raise HTTPException(422, f"{name}[{i}]: half of a surrogate pair")
         return tuple(texts)
 
-    def check_arm(self, arm: Arm) -> Arm:
+    def _check_arm(self, arm: Arm) -> Arm:
         if arm not in self.retriever.encoders:
             raise HTTPException(422, f"encoder: '{arm}' is not served here; the server's argument `compare: true` adds it")
         return arm
@@ -121,6 +153,7 @@ async def _service(request: Request) -> Service:
 
 
 Served = Annotated[Service, Depends(_service)]
+RequestId = Annotated[str | None, Header(description="Equal ids fall on the same side of an A/B test.")]
 
 
 def _is_unicode(text: str) -> bool:

@@ -53,7 +53,7 @@ class FakeRetriever:
         ]
         vectors = np.array([[len(text), 0.5] for text in job.texts], np.float32)
         cut = tuple("long" in text for text in job.texts)
-        return Answer("armor@1234", vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
+        return Answer("adapted", "armor@1234", vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
 
 
 def client_of(retriever: FakeRetriever) -> httpx.AsyncClient:

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 
 from armor_ray.serving.generation import Generator, citations
 from armor_ray.serving.schemas import AnswerRequest, AnswerResponse, Passage
-from armor_ray.serving.service import Served
+from armor_ray.serving.service import RequestId, Served
 
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
@@ -24,13 +24,13 @@ def build_router(generator: Generator) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/answer", response_model=AnswerResponse, responses=_STREAM)
-    async def answer(body: AnswerRequest, service: Served) -> Response | AnswerResponse:
+    async def answer(body: AnswerRequest, service: Served, x_request_id: RequestId = None) -> Response | AnswerResponse:
         """An answer that cites the ids of passages; whole, or as server-sent events."""
-        found = await service.retrieve([body.question], body, "question")
+        found = await service.retrieve([body.question], body, "question", x_request_id)
         passages = found.passages[0]
         if not passages:
             raise HTTPException(422, "filter: leaves no passage to answer from")
-        facts: dict[str, Any] = {"passages": passages, "encoder": found.version, "model": generator.model}
+        facts: dict[str, Any] = {"passages": passages, "encoder": found.version, "arm": found.arm, "model": generator.model}
         pieces = generator.stream(body.question, passages)
         # Waits for the first piece, so that an endpoint that fails at once is answered by a status.
         first = await anext(pieces, "")

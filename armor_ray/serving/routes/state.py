@@ -49,6 +49,8 @@ async def info(service: Served) -> Info:
         max_length=adapted.max_length,
         passages=service.retriever.num_passages,
         limits={name: getattr(service.arguments, name) for name in _LIMITS},
+        traffic=service.traffic.arguments.model_dump(),
+        live_error=service.live_error,
     )
 
 
