@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROMOTED = "promoted"
+# A batch takes milliseconds to seconds; one that runs this long never ends.
+STALLED_SECONDS = 60.0
 
 
 class _Arguments(BaseModel):
@@ -88,7 +90,14 @@ class ServingArguments(_Arguments):
     generator: GeneratorArguments | None = Field(None, description="Serves /v1/answer.")
     feedback_file: str | None = Field(None, description="Serves /v1/feedback; training examples are appended to this file (qa.jsonl).")
     auth: AuthArguments = Field(default_factory=AuthArguments, description="Needed as soon as the server listens beyond loopback.")
-    num_replicas: int = Field(1, ge=1, description="Copies of encoder and index.")
+    topology: Literal["single", "split", "sharded"] = Field(
+        "single",
+        description="single: encoder and index in one replica, no hop; split: the index in replicas of its own; sharded: in parts.",
+    )
+    num_shards: int = Field(1, ge=1, description="Parts of the index; of `sharded` only, where it is 2 or more.")
+    index_replicas: int = Field(1, ge=1, description="Copies of the index, or of each part; of `split` and `sharded`.")
+    shard_timeout_seconds: float = Field(2.0, gt=0, description="How long an answer waits for a part of the index before it goes without.")
+    num_replicas: int = Field(1, ge=1, description="Copies of the encoder, and of the index with `single`.")
     threads: int = Field(1, ge=1, description="CPU threads, and reserved CPUs, of one replica.")
     max_batch_size: int = Field(32, ge=1, description="Texts encoded together; raise it for throughput on a GPU.")
     max_ongoing_requests: int = Field(128, ge=1, description="Requests one replica holds, running or waiting; one more gets 503.")
@@ -97,6 +106,16 @@ class ServingArguments(_Arguments):
     max_queries: int = Field(64, ge=1, description="Texts in one request.")
     max_k: int = Field(100, ge=1, description="Passages per query.")
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
+
+    @model_validator(mode="after")
+    def _check_topology(self) -> ServingArguments:
+        if (self.topology == "sharded") != (self.num_shards > 1):
+            raise ValueError(f"topology {self.topology} with num_shards {self.num_shards}")
+        if self.topology == "single" and self.index_replicas > 1:
+            raise ValueError("index_replicas needs topology split or sharded; copies of a single replica are num_replicas")
+        if self.topology == "sharded" and self.fusion is not None:
+            raise ValueError("fusion normalises over all passages, which no shard has: use topology single or split")
+        return self
 
     @model_validator(mode="after")
     def _check_batches_can_fill(self) -> ServingArguments:

@@ -14,6 +14,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.golden import check_golden
 from armor_ray.serving.arguments import PROMOTED
+from armor_ray.serving.indexes import IndexKey
 from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 Arm = Literal["adapted", "base"]
@@ -42,14 +43,14 @@ class QueryEncoder:
     Attributes:
         version: name and fingerprint; travels with every answer.
         names: what /v1/embeddings accepts as `model`, the encoder's own name last.
-        index: the artifact with the index that it searches.
+        index: the one that it searches.
         fusion_weight: of its score in the mix with BM25, as the report tuned it on validation; None where it did not.
     """
 
     model: BiEncoder
     version: str
     names: tuple[str, ...]
-    index: str
+    index: IndexKey
     fusion_weight: float | None = None
 
     @property
@@ -86,7 +87,7 @@ def open_adapted(workspace: Workspace, retriever: str) -> QueryEncoder:
     names = _names(retriever, manifest)
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
     # An encoder whose passage side was trained, too, searches vectors of its own.
-    index = manifest.details.get("corpus", "index")
+    index = IndexKey(manifest.details.get("corpus", "index"), model.identity.fingerprint())
     return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, index, _tuned_weight(workspace, f"retrievers/{names[-1]}"))
 
 
@@ -102,7 +103,8 @@ def open_base(workspace: Workspace) -> QueryEncoder:
         raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
     model = _on_best_device(BiEncoder.load(config.encoder))
-    return QueryEncoder(model, f"{BASE}@{model.identity.fingerprint()}", (BASE,), "index", _tuned_weight(workspace, BASE))
+    identity = model.identity.fingerprint()
+    return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), _tuned_weight(workspace, BASE))
 
 
 def _tuned_weight(workspace: Workspace, encoder: str) -> float | None:

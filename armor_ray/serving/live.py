@@ -66,7 +66,7 @@ class Live:
 
     def _load(self, retriever: str) -> QueryEncoder:
         encoder = open_adapted(self._workspace, retriever)
-        self._service.retriever.require_index(self._workspace, encoder)
+        self._service.retriever.require_index(encoder.index)
         # The name that clients of /v1/embeddings ask for stays.
         served_as = self._service.retriever.encoders["adapted"].names[0]
         return replace(encoder, names=tuple(dict.fromkeys([served_as, encoder.names[-1]])))

@@ -25,3 +25,4 @@ SHADOW_OVERLAP = Histogram(
     registry=REGISTRY,
 )
 FAILED_CHANGES = Counter("armor_ray_failed_changes", "Changes of user_config that could not be made.", registry=REGISTRY)
+PARTIAL = Counter("armor_ray_partial_answers", "Retrievals answered without some shard.", registry=REGISTRY)

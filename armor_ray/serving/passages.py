@@ -1,9 +1,9 @@
-"""The passages of one replica and the indexes over them: vectors in, passages out."""
+"""The passages of one process and the search among them: vectors in, passages out."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 from armor_ray.errors import ArmorError
 from armor_ray.retrieval.dense import score_all, search, search_within
 from armor_ray.retrieval.fusion import convex
-from armor_ray.retrieval.index_file import open_index
 from armor_ray.retrieval.lexical import Bm25
 from armor_ray.retrieval.ranking import top_k
-from armor_ray.serving.encoders import QueryEncoder
+from armor_ray.serving.indexes import Indexes, IndexKey
 from armor_ray.serving.schemas import Passage
 from armor_ray.workspace import Workspace, read_parquet
 
@@ -54,70 +53,83 @@ class Extent:
 
 
 class PassageStore:
-    """Passage texts with the indexes that encoders search them by, one per index artifact."""
+    """Passages, whole or a part of the corpus, and the indexes over the corpus.
 
-    def __init__(self, passages: pa.Table, indexes: dict[str, faiss.Index], lexical: Bm25 | None = None) -> None:
+    Args:
+        passages: those of `rows` of the corpus.
+        corpus: fingerprint of all passages.
+        lexical: over all passages; needs them all to be here.
+
+    Attributes:
+        num_passages: of the whole corpus.
+    """
+
+    def __init__(self, passages: pa.Table, rows: range, corpus: str, indexes: Indexes, num_passages: int, lexical: Bm25 | None) -> None:
+        self.rows = rows
+        self.corpus = corpus
+        self.num_passages = num_passages
         self._columns: dict[str, pa.ChunkedArray] = {name: passages.column(name) for name in (*_COLUMNS, *_NOT_SHOWN)}
         self._indexes = indexes
         self._lexical = lexical
         self._mask = functools.lru_cache(_MASKS_KEPT)(self._find)
-        self.num_passages = len(passages)
 
     @classmethod
-    def open(cls, workspace: Workspace, encoders: Iterable[QueryEncoder], lexical: bool = False) -> PassageStore:
-        """Maps the indexes that the encoders search.
+    def open(cls, workspace: Workspace, lexical: bool = False, part: int = 0, parts: int = 1) -> PassageStore:
+        """Reads the passages of one of `parts` equal parts of the corpus.
 
         Args:
-            lexical: build a BM25 index, too.
+            lexical: build a BM25 index, too; only over the whole corpus.
 
         Raises:
-            ArmorError: an artifact is missing or damaged, or an index holds another encoder's vectors or another corpus' passages.
+            ArmorError: the passages are missing or damaged, or fewer than parts.
         """
-        passages = read_parquet(workspace.local("passages") / "passages.parquet", "prepare")
-        store = cls(passages, {}, Bm25(passages.column("text").to_pylist()) if lexical else None)
-        for encoder in encoders:
-            store.require_index(workspace, encoder)
-        return store
+        corpus = workspace.require("passages").fingerprint
+        folder = workspace.local("passages")
+        passages = read_parquet(folder / "passages.parquet", "prepare")
+        count = len(passages)
+        if count < parts:
+            raise ArmorError(f"{count} passages do not fill {parts} shards", where=str(folder), hint="lower num_shards")
+        rows = range(count * part // parts, count * (part + 1) // parts)
+        # Taken, not sliced: a slice keeps the whole corpus in memory.
+        mine = passages if parts == 1 else passages.take(pa.array(rows))
+        bm25 = Bm25(passages.column("text").to_pylist()) if lexical else None
+        return cls(mine, rows, corpus, Indexes(workspace, corpus, count), count, bm25)
 
-    def require_index(self, workspace: Workspace, encoder: QueryEncoder) -> None:
-        """Checks that the encoder's index fits it and these passages, and maps it unless it is mapped already.
+    def require_index(self, key: IndexKey) -> faiss.Index:
+        """See `Indexes.require`."""
+        return self._indexes.require(key)
 
-        Raises:
-            ArmorError: it does not.
-        """
-        check_same_corpus(workspace, encoder.index)
-        folder = workspace.local(encoder.index)
-        index = open_index(folder, encoder.model.identity.fingerprint())
-        if index.ntotal != self.num_passages:
-            message = f"the index holds {index.ntotal} vectors, the corpus has {self.num_passages} passages"
-            raise ArmorError(message, where=str(folder), hint="rerun with --force embed")
-        self._indexes.setdefault(encoder.index, index)
+    @property
+    def _is_whole(self) -> bool:
+        return len(self.rows) == self.num_passages
 
-    def search(self, index: str, texts: Sequence[str], vectors: np.ndarray, wanted: Wanted) -> list[list[Passage]]:
-        """The best passages of every query, best first; fewer than k where the filter leaves fewer.
+    def search(self, key: IndexKey, texts: Sequence[str], vectors: np.ndarray, wanted: Wanted) -> list[list[Passage]]:
+        """The best of these passages for every query, best first; fewer than k where there are fewer.
 
         Args:
             texts: of n queries; only BM25 reads them.
             vectors: of the same queries [n, D].
         """
+        index = self.require_index(key)
         mask = self._mask(wanted.conditions) if wanted.conditions else None
         if wanted.dense_weight is not None:
             scores, rows = self._fused(index, texts, vectors, wanted.dense_weight, wanted.k, mask)
-        elif mask is not None:
-            scores, rows = search_within(self._indexes[index], vectors, wanted.k, mask)
+        elif mask is None and self._is_whole:
+            scores, rows = search(index, vectors, wanted.k)
         else:
-            scores, rows = search(self._indexes[index], vectors, wanted.k)
+            scores, rows = search_within(index, vectors, wanted.k, self.rows if mask is None else mask)
         return [self._passages(*found) for found in zip(scores, rows, strict=True)]
 
     def extent(self, passage_id: int) -> Extent:
-        """Where a passage stands in its document; `passage_id` is in range."""
-        return Extent(*(self._columns[name][passage_id].as_py() for name in ("doc_id", "start", "end", "text")))
+        """Where a passage of `rows` stands in its document."""
+        return Extent(*(self._value(name, passage_id) for name in ("doc_id", "start", "end", "text")))
 
     def _fused(
-        self, index: str, texts: Sequence[str], vectors: np.ndarray, weight: float, k: int, mask: np.ndarray | None
+        self, index: faiss.Index, texts: Sequence[str], vectors: np.ndarray, weight: float, k: int, mask: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         assert self._lexical is not None, "requests for fusion are refused where there is no BM25 index"
-        scores_QC = convex(score_all(self._indexes[index], vectors), self._lexical.score_matrix(texts), weight)
+        assert self._is_whole, "arguments refuse BM25 in shards"
+        scores_QC = convex(score_all(index, vectors), self._lexical.score_matrix(texts), weight)
         if mask is None:
             return top_k(scores_QC, k)
         allowed = np.flatnonzero(mask)
@@ -127,34 +139,19 @@ class PassageStore:
         return scores, allowed[places]
 
     def _find(self, conditions: tuple[tuple[str, frozenset[str]], ...]) -> np.ndarray:
-        """Which passages [C] meet all conditions."""
-        found = np.ones(self.num_passages, bool)
+        """Which passages of the corpus [C] are here and meet all conditions."""
+        found = np.zeros(self.num_passages, bool)
+        mine = found[self.rows.start : self.rows.stop]
+        mine[:] = True
         for name, values in conditions:
-            found &= pc.is_in(self._columns[name], pa.array(sorted(values))).to_numpy()
+            mine &= pc.is_in(self._columns[name], pa.array(sorted(values))).to_numpy()
         return found
 
     def _passages(self, scores: np.ndarray, rows: np.ndarray) -> list[Passage]:
         return [
-            Passage.model_construct(rank=rank, score=float(score), **self._passage(int(row)))
+            Passage.model_construct(rank=rank, score=float(score), **{name: self._value(name, int(row)) for name in _COLUMNS})
             for rank, (score, row) in enumerate(zip(scores, rows, strict=True), start=1)
         ]
 
-    def _passage(self, row: int) -> dict[str, Any]:
-        return {name: self._columns[name][row].as_py() for name in _COLUMNS}
-
-
-def check_same_corpus(workspace: Workspace, index_artifact: str = "index") -> None:
-    """Refuses an index that was built from other passages than the workspace holds now.
-
-    Raises:
-        ArmorError: an artifact is missing, or the chain passages - embeddings - index is broken (an interrupted rerun).
-    """
-    passages, index = workspace.require("passages"), workspace.require(index_artifact)
-    embeddings = workspace.manifest("embeddings") if index_artifact == "index" else index
-    if embeddings is None:  # not needed for serving; a slim copy of a workspace leaves it out
-        return
-    links = [(embeddings, passages)] if index is embeddings else [(index, embeddings), (embeddings, passages)]
-    for product, source in links:
-        if product.inputs.get(source.name) != source.fingerprint:
-            message = f"'{product.name}' was made of other '{source.name}' than the workspace holds"
-            raise ArmorError(message, where=workspace.uri, hint="finish the run with `armor-ray run`")
+    def _value(self, name: str, row: int) -> Any:
+        return self._columns[name][row - self.rows.start].as_py()

@@ -79,6 +79,7 @@ class QueryResult(BaseModel):
 class RetrieveResponse(BaseModel):
     encoder: str = Field(description="name@fingerprint of the encoder that answered.")
     arm: Literal["adapted", "base"] = Field(description="Which of the two that is.")
+    partial: bool = Field(description="Part of a sharded index did not answer: passages of it are missing.")
     results: list[QueryResult]
 
 
@@ -95,6 +96,7 @@ class AnswerResponse(BaseModel):
     passages: list[Passage]
     encoder: str = Field(description="name@fingerprint of the encoder that found the passages.")
     arm: Literal["adapted", "base"] = Field(description="Which of the two that is.")
+    partial: bool = Field(description="Part of a sharded index did not answer: passages of it are missing.")
     model: str = Field(description="What wrote the answer.")
 
 

@@ -11,16 +11,15 @@ from fastapi import Depends, Header, Request
 from starlette.exceptions import HTTPException
 
 from armor_ray.serving import metrics
-from armor_ray.serving.arguments import ServingArguments, TrafficArguments
-from armor_ray.serving.batching import Batcher, QueueFullError
+from armor_ray.serving.arguments import STALLED_SECONDS, ServingArguments, TrafficArguments
+from armor_ray.serving.batching import Batcher, Bound, QueueFullError
 from armor_ray.serving.encoders import Arm
 from armor_ray.serving.passages import Extent, Wanted
 from armor_ray.serving.retriever import Answer, Job, Retriever
 from armor_ray.serving.schemas import Fusion, SearchOptions
+from armor_ray.serving.sharded import NoShardError, ShardedRetriever
 from armor_ray.serving.traffic import Traffic
 
-# A batch takes milliseconds to seconds; one that runs this long never ends.
-STALLED_SECONDS = 60.0
 RETRY_AFTER = {"Retry-After": "1"}
 _logger = logging.getLogger("ray.serve")
 
@@ -28,30 +27,39 @@ _logger = logging.getLogger("ray.serve")
 class Service:
     """Checks requests against the limits and hands them to the batcher."""
 
-    def __init__(self, retriever: Retriever, arguments: ServingArguments) -> None:
+    def __init__(self, retriever: Retriever | ShardedRetriever, arguments: ServingArguments) -> None:
         self.retriever = retriever
         self.arguments = arguments
         self.traffic = Traffic(TrafficArguments())
         self.live_error: str | None = None
         self._shadows: set[asyncio.Task[None]] = set()
-        self._batcher: Batcher[Job, Answer] = Batcher(
-            retriever.answer, lambda job: len(job.texts), arguments.max_batch_size, arguments.max_ongoing_requests
-        )
+        self._bound = Bound(arguments.max_ongoing_requests)
+        self._batcher: Batcher[Job, Answer] = Batcher(retriever.answer, lambda job: len(job.texts), arguments.max_batch_size)
 
     @property
     def is_stalled(self) -> bool:
-        return self._batcher.running_seconds() > STALLED_SECONDS
+        return self.running_seconds() > STALLED_SECONDS
+
+    def running_seconds(self) -> float:
+        """See `Batcher.running_seconds`."""
+        return self._batcher.running_seconds()
 
     @property
     def is_full(self) -> bool:
-        return self._batcher.is_full
+        return self._bound.is_full
 
     async def submit(self, job: Job) -> Answer:
-        """Raises HTTPException 503 when as many requests are held as may be."""
+        """Raises HTTPException 503 when as many requests are held as may be, or no shard of the index answers."""
         try:
-            return await self._batcher.submit(job)
+            return await self._run(job)
         except QueueFullError:
-            raise HTTPException(503, f"{self.arguments.max_ongoing_requests} requests are being served already", RETRY_AFTER) from None
+            raise HTTPException(503, f"{self._bound.most} requests are being served already", RETRY_AFTER) from None
+        except NoShardError:
+            raise HTTPException(503, "no part of the index answers", RETRY_AFTER) from None
+
+    async def _run(self, job: Job) -> Answer:
+        with self._bound:
+            return await self.retriever.finish(job, await self._batcher.submit(job))
 
     async def retrieve(self, texts: Sequence[str], options: SearchOptions, name: str, request_id: str | None = None) -> Answer:
         """The passages for some texts, all read by one encoder.
@@ -67,7 +75,7 @@ class Service:
         arm, shadow = self.traffic.assign(request_id) if options.encoder is None else (self._check_arm(options.encoder), None)
         job = Job(checked, arm, self._wanted(options, arm))
         answer = await self.submit(job)
-        metrics.ANSWERS.labels(answer.arm, answer.version).inc()
+        metrics.ANSWERS.labels(answer.arm, answer.encoder.version).inc()
         if shadow is not None:
             task = asyncio.create_task(self._compare(Job(checked, shadow, self._wanted(options, shadow)), answer))
             self._shadows.add(task)
@@ -76,11 +84,11 @@ class Service:
 
     async def _compare(self, job: Job, seen: Answer) -> None:
         """Has another encoder answer and counts how far both agree; never in the way of requests when these come thick."""
-        if self._batcher.held * 2 > self.arguments.max_ongoing_requests:
+        if self._bound.held * 2 > self._bound.most:
             metrics.SHADOWED.labels("skipped").inc()
             return
         try:
-            unseen = await self._batcher.submit(job)
+            unseen = await self._run(job)
         except Exception as error:  # nobody waits for it: what is wrong must be seen in metrics and log
             metrics.SHADOWED.labels("failed").inc()
             _logger.error("a shadow request failed", exc_info=error)
@@ -91,8 +99,17 @@ class Service:
             metrics.SHADOW_OVERLAP.observe(len(both) / max(1, len(ours)))
 
     async def extent(self, passage_id: int) -> Extent:
-        """Where a passage stands in its document."""
-        return self.retriever.extent(passage_id)
+        """Where a passage stands in its document.
+
+        Raises:
+            HTTPException: 422 for an id that no passage has, 503 when its shard does not answer.
+        """
+        if passage_id >= self.retriever.num_passages:
+            raise HTTPException(422, f"passage_id: {passage_id}, the index holds {self.retriever.num_passages} passages")
+        try:
+            return await self.retriever.extent(passage_id)
+        except NoShardError:
+            raise HTTPException(503, "that part of the index does not answer", RETRY_AFTER) from None
 
     def check_texts(self, texts: Sequence[str], name: str) -> tuple[str, ...]:
         if not texts:

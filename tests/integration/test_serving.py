@@ -168,7 +168,7 @@ def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
     answers = retriever.answer(jobs)
     for job, answer in zip(jobs, answers, strict=True):
         base = job.arm == "base"
-        assert answer.version.split("@")[0] == ("base" if base else "tiny")
+        assert answer.encoder.version.split("@")[0] == ("base" if base else "tiny")
         encoder = served.base if base else served.encoder
         np.testing.assert_allclose(answer.vectors, encoder.encode(list(job.texts), "query"), atol=1e-6)
         for text, passages in zip(job.texts, answer.passages, strict=True):
@@ -220,7 +220,7 @@ def test_the_reranker_sees_more_than_k_and_orders_them(served: Served) -> None:
             return np.arange(len(passages), dtype=np.float32)
 
     opened = open_retriever(Workspace(str(served.folder)))
-    store = PassageStore.open(Workspace(str(served.folder)), opened.encoders.values())
+    store = PassageStore.open(Workspace(str(served.folder)))
     retriever = Retriever(opened.encoders, store, PassageReranker(LastFirst(), depth=9))
     [answer] = retriever.answer([Job((QUESTIONS[1],), wanted=Wanted(2, rerank=True))])
     first = served.top(QUESTIONS[1], 9)[0]

@@ -30,7 +30,13 @@ def build_router(generator: Generator) -> APIRouter:
         passages = found.passages[0]
         if not passages:
             raise HTTPException(422, "filter: leaves no passage to answer from")
-        facts: dict[str, Any] = {"passages": passages, "encoder": found.version, "arm": found.arm, "model": generator.model}
+        facts: dict[str, Any] = {
+            "passages": passages,
+            "encoder": found.encoder.version,
+            "arm": found.arm,
+            "partial": found.partial,
+            "model": generator.model,
+        }
         pieces = generator.stream(body.question, passages)
         # Waits for the first piece, so that an endpoint that fails at once is answered by a status.
         first = await anext(pieces, "")

@@ -19,4 +19,4 @@ async def retrieve(body: RetrieveRequest, service: Served, x_request_id: Request
         QueryResult.model_construct(query=text, truncated=cut, passages=passages)
         for text, cut, passages in zip(texts, answer.truncated, answer.passages, strict=True)
     ]
-    return RetrieveResponse.model_construct(encoder=answer.version, arm=answer.arm, results=results)
+    return RetrieveResponse.model_construct(encoder=answer.encoder.version, arm=answer.arm, partial=answer.partial, results=results)
