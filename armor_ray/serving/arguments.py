@@ -85,6 +85,9 @@ class ServingArguments(_Arguments):
     workspace: str = Field(description="Folder or URI of the run; a relative folder is taken from where `serve run` or `ray start` ran.")
     retriever: str = Field(PROMOTED, description="'promoted', or a name under retrievers/ of the workspace.")
     compare: bool = Field(False, description="Hold the base encoder, too: requests choose by `encoder`, and the page shows both.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Arithmetic of the query encoders; bfloat16 is faster where the hardware has it (docs/decisions.md)."
+    )
     fusion: FusionArguments | None = None
     reranker: RerankerArguments | None = None
     generator: GeneratorArguments | None = Field(None, description="Serves /v1/answer.")

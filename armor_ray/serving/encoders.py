@@ -44,6 +44,7 @@ class QueryEncoder:
         version: name and fingerprint; travels with every answer.
         names: what /v1/embeddings accepts as `model`, the encoder's own name last.
         index: the one that it searches.
+        dtype: arithmetic of its body.
         fusion_weight: of its score in the mix with BM25, as the report tuned it on validation; None where it did not.
     """
 
@@ -51,6 +52,7 @@ class QueryEncoder:
     version: str
     names: tuple[str, ...]
     index: IndexKey
+    dtype: torch.dtype = torch.float32
     fusion_weight: float | None = None
 
     @property
@@ -64,7 +66,7 @@ class QueryEncoder:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         tokens, truncated = self._measure(texts)
-        return Encoded(self.model.encode(texts, "query"), tokens, truncated)
+        return Encoded(self.model.encode(texts, "query", dtype=self.dtype), tokens, truncated)
 
     def _measure(self, texts: Sequence[str]) -> tuple[list[int], list[bool]]:
         lengths = [len(row) for row in self.model.tokenize(texts, "query")]
@@ -73,8 +75,8 @@ class QueryEncoder:
         return lengths, cut
 
 
-def open_adapted(workspace: Workspace, retriever: str) -> QueryEncoder:
-    """Loads `promoted`, or one of retrievers/ by name.
+def open_adapted(workspace: Workspace, retriever: str, dtype: torch.dtype = torch.float32) -> QueryEncoder:
+    """Loads `promoted`, or one of retrievers/ by name; golden vectors are checked in fp32, whatever it is to compute in.
 
     Raises:
         ArmorError: no such artifact, a damaged one, or an encoder that does not reproduce its golden vectors.
@@ -88,10 +90,10 @@ def open_adapted(workspace: Workspace, retriever: str) -> QueryEncoder:
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
     # An encoder whose passage side was trained, too, searches vectors of its own.
     index = IndexKey(manifest.details.get("corpus", "index"), model.identity.fingerprint())
-    return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, index, _tuned_weight(workspace, f"retrievers/{names[-1]}"))
+    return QueryEncoder(model, f"{names[-1]}@{fingerprint}", names, index, dtype, _tuned_weight(workspace, f"retrievers/{names[-1]}"))
 
 
-def open_base(workspace: Workspace) -> QueryEncoder:
+def open_base(workspace: Workspace, dtype: torch.dtype = torch.float32) -> QueryEncoder:
     """Loads the encoder that the workspace's configuration started from.
 
     Raises:
@@ -104,7 +106,7 @@ def open_base(workspace: Workspace) -> QueryEncoder:
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
     model = _on_best_device(BiEncoder.load(config.encoder))
     identity = model.identity.fingerprint()
-    return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), _tuned_weight(workspace, BASE))
+    return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), dtype, _tuned_weight(workspace, BASE))
 
 
 def _tuned_weight(workspace: Workspace, encoder: str) -> float | None:

@@ -65,11 +65,11 @@ class Live:
         self._applied = wanted
 
     def _load(self, retriever: str) -> QueryEncoder:
-        encoder = open_adapted(self._workspace, retriever)
+        serving = self._service.retriever.encoders["adapted"]
+        encoder = open_adapted(self._workspace, retriever, serving.dtype)
         self._service.retriever.require_index(encoder.index)
         # The name that clients of /v1/embeddings ask for stays.
-        served_as = self._service.retriever.encoders["adapted"].names[0]
-        return replace(encoder, names=tuple(dict.fromkeys([served_as, encoder.names[-1]])))
+        return replace(encoder, names=tuple(dict.fromkeys([serving.names[0], encoder.names[-1]])))
 
 
 def _parse(raw: Mapping[str, Any], retriever: str | None) -> LiveArguments:

@@ -124,9 +124,10 @@ def open_encoders(workspace: Workspace, arguments: ServingArguments) -> dict[Arm
     """
     torch.set_num_threads(arguments.threads)
     faiss.omp_set_num_threads(arguments.threads)
-    encoders: dict[Arm, QueryEncoder] = {"adapted": open_adapted(workspace, arguments.retriever)}
+    dtype = getattr(torch, arguments.dtype)
+    encoders: dict[Arm, QueryEncoder] = {"adapted": open_adapted(workspace, arguments.retriever, dtype)}
     if arguments.compare:
-        encoders["base"] = open_base(workspace)
+        encoders["base"] = open_base(workspace, dtype)
     return encoders
 
 
