@@ -34,13 +34,18 @@ STAGE = "evaluate"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the results: one ranking per training seed (one alone where nothing is trained)."""
+    """A row of the results: one ranking per training seed (one alone where nothing is trained).
+
+    Attributes:
+        tuned: the fusion weight of each encoder, by its artifact or as `base`.
+    """
 
     name: str
     rankings: list[Ranking]
     reference: str | None
     fusion_weight: float | None = None
     faults: dict[str, int] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,7 +75,8 @@ def run_all(context: Context, todo: list[Plan]) -> None:
         _write_results(draft.path, evaluated, split)
         write_report(draft.path, _report_data(context, evaluated, rows, split, rankers))
         draft.rows |= {"rows": len(rows), "questions": len(split.questions)}
-        draft.details |= {"summary": summary.name, **({"faults": faults} if faults else {})}
+        tuned = {encoder: weight for method in evaluated.methods for encoder, weight in method.tuned.items()}
+        draft.details |= {"summary": summary.name, "fusion_weights": tuned, **({"faults": faults} if faults else {})}
 
     context.publish(plan, write)
 
@@ -98,10 +104,10 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
     yield Method(BM25, [rankers.lexical(split.questions)], BASE)
     validation = load_split(workspace, "validation")
     base_fusion = f"{BM25}+{BASE}"
-    yield _fused(config, base_fusion, [(rankers, base)], split, validation, None)
+    yield _fused(config, base_fusion, {BASE: (rankers, base)}, split, validation, None)
     for row in adapted:
         if row.is_main:
-            seeds = [(rankers.of(artifact), vectors[artifact]) for artifact in row.artifacts]
+            seeds = {artifact: (rankers.of(artifact), vectors[artifact]) for artifact in row.artifacts}
             yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, base_fusion)
     for found in rank_baselines(config, workspace, rankers.depth, context.say):
         yield Method(found.method, [found.ranking], BASE, found.weight, found.faults)
@@ -110,16 +116,19 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers) -> Itera
 def _fused(
     config: Config,
     name: str,
-    seeds: list[tuple[Rankers, QueryVectors]],
+    seeds: dict[str, tuple[Rankers, QueryVectors]],
     split: SplitQuestions,
     validation: SplitQuestions,
     reference: str | None,
 ) -> Method:
     """Convex fusion with BM25, the weight tuned on validation for each seed's encoder."""
     grid, k = config.evaluation.fusion_grid, config.training.metric_depth
-    weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for rankers, v in seeds]
-    rankings = [rankers.fused(v["test"], split.questions, weight) for (rankers, v), weight in zip(seeds, weights, strict=True)]
-    return Method(name, rankings, reference, float(np.mean(weights)))
+    weights = {
+        encoder: rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k)
+        for encoder, (rankers, v) in seeds.items()
+    }
+    rankings = [rankers.fused(v["test"], split.questions, weights[encoder]) for encoder, (rankers, v) in seeds.items()]
+    return Method(name, rankings, reference, float(np.mean(list(weights.values()))), tuned=weights)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------------
