@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from armor_ray.serving import page
 from armor_ray.serving.feedback import FeedbackLog
 from armor_ray.serving.generation import Generator
 from armor_ray.serving.http_errors import add_handlers
@@ -14,6 +15,7 @@ from armor_ray.serving.routes import answer, embeddings, feedback, retrieve, sta
 from armor_ray.serving.schemas import ErrorBody
 from armor_ray.serving.service import Service
 from armor_ray.serving.tokens import RateLimit, Tokens
+from armor_ray.workspace import Workspace
 
 _ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 413, 422, 429, 503)}
 
@@ -28,7 +30,9 @@ def build_api(service: Service, generator: Generator | None = None, feedback_log
     # The interactive pages fetch their scripts from other sites; /openapi.json stays.
     api = FastAPI(title="armor_ray", docs_url=None, redoc_url=None)
     api.state.service = service
+    workspace = Workspace(service.arguments.workspace)
     routers = [retrieve.router, embeddings.router, state.router]
+    routers += [page.build_router(workspace, lambda: service.retriever.encoders["adapted"].version)]
     routers += [answer.build_router(generator)] if generator else []
     routers += [feedback.build_router(feedback_log)] if feedback_log else []
     for router in routers:
