@@ -213,6 +213,27 @@ def search(workspace: str, question: str, k: int) -> None:
 
 @main.command()
 @click.argument("workspace")
+@click.argument("others", nargs=-1, required=True)
+@click.option("--method", "methods", multiple=True, metavar="ROW", help="Trained row to try, e.g. uae (default: the main recipe's).")
+def transfer(workspace: str, others: tuple[str, ...], methods: tuple[str, ...]) -> None:
+    """The retrievers of one workspace on the test questions of others, beside the base encoder."""
+    config = _config_of(workspace)
+    targets = [(Workspace(other), _config_of(other)) for other in others]
+    from armor_ray.stages.transfer import NAME
+    from armor_ray.stages.transfer import transfer as evaluate_transfer
+
+    found = evaluate_transfer(config, targets, methods, say)
+    table = _table("▲ ▼ significantly above or below the base encoder on that data set")
+    for name in found.header:
+        table.add_column(name, no_wrap=True)
+    for row in found.rows:
+        table.add_row(*(f"{escape(cell.value)} {cell.mark} [dim]{cell.note}[/dim]" for cell in row))
+    _print(table)
+    say(f"transfer: {Workspace(workspace).location(NAME)}")
+
+
+@main.command()
+@click.argument("workspace")
 @click.option("--retriever", metavar="NAME", help="Promote this one of retrievers/ first; later runs keep it (undo: run --force promote).")
 @click.option("--force", is_flag=True, help="Promote it even where it is worse than base; the manifest keeps that.")
 @click.option("--rollback", is_flag=True, help="Promote what was promoted before; once more undoes that.")

@@ -418,6 +418,15 @@ class EvaluationConfig(Section):
         min_length=1,
         description="Weights of the dense score in BM25 fusion, tuned on validation.",
     )
+    hard_pool: int | None = Field(
+        None, ge=2, description="Rank also a fixed pool of so many passages a test question: the base's best and the gold ones; null: not."
+    )
+    utility_questions: int = Field(
+        0,
+        ge=0,
+        description="First test questions whose top passages and hard pools the generator scores, for ExpUtil@1 and relevance by utility.",
+    )
+    latency_questions: int = Field(0, ge=0, description="First test questions, one by one, that every method's latency is measured on.")
 
     @field_validator("recipes", "seeds", "ks")
     @classmethod

@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from armor_ray.evaluation.drawing import GREY, grid, legend, save
 from armor_ray.evaluation.labels import BASE, INTERPOLATED, line_style, method_label, method_style, metric_label
 from armor_ray.evaluation.summary import Row
 
 History = Sequence[Mapping[str, float]]
 
-_DPI = 120
-_WIDTH = 10.5  # inches; 1,260 pixels
 _MOST_POINTS = 100
-_GREY = "#555555"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ def training_figure(histories: Mapping[str, History], path: Path, metric: str = 
             that do not train on it, `drift`; validation rows hold `step` and `validation_<metric>`.
         metric: the validation metric shown.
     """
-    figure, axes = _grid(2, 2, height=7.2)
+    figure, axes = grid(2, 2, height=7.2)
     _temperature_panel(axes[0], histories, "tau_rag", r"RAG temperature $\tau_r$")
     _temperature_panel(axes[1], histories, "tau_infonce", r"InfoNCE temperature $\tau_c$")
     _distillation_panel(axes[2], histories)
@@ -54,7 +51,7 @@ def training_figure(histories: Mapping[str, History], path: Path, metric: str = 
         _line(axes[3], method, steps, values, marked=True)
     _decorate(axes[3], f"Validation {metric_label(metric)}", "share of questions")
     _shared_legend(figure, list(histories))
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _temperature_panel(axis: Axes, histories: Mapping[str, History], key: str, title: str) -> None:
@@ -64,7 +61,7 @@ def _temperature_panel(axis: Axes, histories: Mapping[str, History], key: str, t
             _line(axis, method, steps, values)
     _decorate(axis, title, "temperature (cosine units)")
     if not axis.lines:
-        axis.text(0.5, 0.5, "no recipe here learns it", ha="center", va="center", color=_GREY, transform=axis.transAxes)
+        axis.text(0.5, 0.5, "no recipe here learns it", ha="center", va="center", color=GREY, transform=axis.transAxes)
         axis.set_yticks([])
 
 
@@ -127,10 +124,10 @@ def recall_figure(rows: Sequence[Row], path: Path, metrics: Sequence[str] = ("R@
     """
     values = {(row.method, row.metric): row for row in rows}
     methods = list(dict.fromkeys(row.method for row in rows if row.metric in metrics))
-    figure, axes = _grid(1, len(metrics), height=1.6 + 0.34 * len(methods), sharey=True)
+    figure, axes = grid(1, len(metrics), height=1.6 + 0.34 * len(methods), sharey=True)
     for axis, metric in zip(axes, metrics, strict=True):
         if (reference, metric) in values:
-            axis.axvline(values[reference, metric].value, color=_GREY, linestyle="--", linewidth=1)
+            axis.axvline(values[reference, metric].value, color=GREY, linestyle="--", linewidth=1)
         for place, method in enumerate(methods):
             difference = values.get((method, f"{metric} vs {reference}"))
             _interval(axis, place, values[method, metric], filled=difference is not None and difference.significant)
@@ -140,7 +137,7 @@ def recall_figure(rows: Sequence[Row], path: Path, metrics: Sequence[str] = ("R@
     axes[0].set_yticks(range(len(methods)), [method_label(method) for method in methods])
     axes[0].set_ylim(len(methods) - 0.5, -0.5)
     _reference_legend(figure, method_label(reference))
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _interval(axis: Axes, place: int, row: Row, filled: bool) -> None:
@@ -152,14 +149,14 @@ def _interval(axis: Axes, place: int, row: Row, filled: bool) -> None:
 
 
 def _reference_legend(figure: Figure, name: str) -> None:
-    style: dict[str, Any] = {"color": _GREY, "marker": "o", "markersize": 8}
+    style: dict[str, Any] = {"color": GREY, "marker": "o", "markersize": 8}
     handles = [
-        Line2D([], [], color=_GREY, linestyle="--", label=name),
+        Line2D([], [], color=GREY, linestyle="--", label=name),
         Line2D([], [], linestyle="", label=f"differs significantly from {name} (paired)", **style),
         Line2D([], [], linestyle="", markerfacecolor="white", label="does not", **style),
-        Line2D([], [], color=_GREY, linewidth=2, alpha=0.55, label="95 % interval of the mean"),
+        Line2D([], [], color=GREY, linewidth=2, alpha=0.55, label="95 % interval of the mean"),
     ]
-    _legend(figure, handles)
+    legend(figure, handles)
 
 
 # -- sweep and interpolation ---------------------------------------------------------------------------------------------------
@@ -173,7 +170,7 @@ def sweep_figure(trials: Sequence[Trial], path: Path, metric: str = "R@3") -> Pa
         metric: the name of `Trial.value`.
     """
     names = list(trials[0].parameters)
-    figure, axes = _grid(1, len(names), height=4.2, sharey=True)
+    figure, axes = grid(1, len(names), height=4.2, sharey=True)
     best = max(trials, key=lambda trial: trial.value)
     for axis, name in zip(axes, names, strict=True):
         settings = sorted({trial.parameters[name] for trial in trials})
@@ -183,7 +180,7 @@ def sweep_figure(trials: Sequence[Trial], path: Path, metric: str = "R@3") -> Pa
         axis.plot(best.parameters[name], best.value, "o", markersize=13, markerfacecolor="none", color="#CC3311", markeredgewidth=2)
         _parameter_axis(axis, name, settings)
     axes[0].set_ylabel(f"validation {metric_label(metric)}")
-    _legend(
+    legend(
         figure,
         [
             Line2D([], [], color="#4477AA", marker="o", linestyle="", alpha=0.6, label="trial"),
@@ -191,7 +188,7 @@ def sweep_figure(trials: Sequence[Trial], path: Path, metric: str = "R@3") -> Pa
             Line2D([], [], color="#CC3311", marker="o", linestyle="", markersize=11, markerfacecolor="none", label="best trial"),
         ],
     )
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _parameter_axis(axis: Axes, name: str, settings: Sequence[float]) -> None:
@@ -209,7 +206,7 @@ def interpolation_figure(curves: Mapping[str, History], path: Path, metric: str 
         curves: method → points with `alpha` and the metric in [0, 1], by rising α.
         chosen: method → the α taken.
     """
-    figure, axes = _grid(1, 1, height=4.6)
+    figure, axes = grid(1, 1, height=4.6)
     for method, points in curves.items():
         colour, marker = method_style(method)
         recall = {point["alpha"]: point[metric] for point in points}
@@ -221,22 +218,7 @@ def interpolation_figure(curves: Mapping[str, History], path: Path, metric: str 
     axes[0].set_xlabel("α  (0: base encoder, 1: adapted encoder; a ring marks the chosen α)")
     axes[0].set_ylabel(f"validation {metric_label(metric)}")
     _shared_legend(figure, [method.removesuffix(INTERPOLATED) for method in curves])
-    return _save(figure, path)
-
-
-# -- what all pictures share ---------------------------------------------------------------------------------------------------
-
-
-def _grid(rows: int, columns: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    # Figure and canvas by hand: pyplot would keep global state and pick a display.
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
-    for axis in axes:
-        axis.grid(color="#DDDDDD", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return save(figure, path)
 
 
 def _shared_legend(figure: Figure, methods: Sequence[str]) -> None:
@@ -244,14 +226,4 @@ def _shared_legend(figure: Figure, methods: Sequence[str]) -> None:
     for method in methods:
         colour, marker = method_style(method)
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle=line_style(method), linewidth=2, label=method_label(method)))
-    _legend(figure, handles)
-
-
-def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, columnspacing=1.5)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    legend(figure, handles)

@@ -13,6 +13,9 @@ CLOSED_BOOK, BASE_RAG = "base_gen", "base_rag"  # rows of generated answers
 FUSION_PREFIX = f"{BM25}+"
 RERANKED = ">"  # between a first stage and the reranker over it
 ANSWER_METRICS = ("F1", "EM", "ROUGE-L")
+POOL_PREFIX = "pool:"  # metrics in the hard pools
+UTILITY_PREFIX = "utility:"  # the same with relevance by the generator's utility
+EXPECTED_UTILITY = "ExpUtil@1"
 
 _METHODS = {
     BASE: "Base",
@@ -69,7 +72,8 @@ def method_of(retriever: str) -> tuple[str, int] | None:
 
 
 def metric_label(metric: str) -> str:
-    """`R@3` → `Recall@3`, `F1` → `Token F1`, `EM` → `Exact match`; others stay as they are."""
+    """`R@3` and `pool:R@3` → `Recall@3`, `F1` → `Token F1`, `EM` → `Exact match`; others stay as they are."""
+    metric = metric.removeprefix(POOL_PREFIX).removeprefix(UTILITY_PREFIX)
     if metric.startswith("R@"):
         return f"Recall@{metric[2:]}"
     return {"F1": "Token F1", "EM": "Exact match"}.get(metric, metric)

@@ -13,9 +13,23 @@ import jinja2
 from markupsafe import Markup
 
 from armor_ray.errors import ArmorError
-from armor_ray.evaluation import figures, tables
+from armor_ray.evaluation import figures, latency_figure, reward_figures, tables
 from armor_ray.evaluation.examples import Examples
-from armor_ray.evaluation.labels import ANSWER_METRICS, BASE, BASE_RAG, BM25, FUSION_PREFIX, is_fused, method_label, metric_label
+from armor_ray.evaluation.labels import (
+    ANSWER_METRICS,
+    BASE,
+    BASE_RAG,
+    BM25,
+    EXPECTED_UTILITY,
+    FUSION_PREFIX,
+    POOL_PREFIX,
+    UTILITY_PREFIX,
+    is_fused,
+    method_label,
+    metric_label,
+)
+from armor_ray.evaluation.latency import LATENCY, RATIO
+from armor_ray.evaluation.reward_report import RewardReport
 from armor_ray.evaluation.summary import Row
 
 RETRIEVAL_METRICS = ("R@1", "R@3", "R@5", "R@16", "MRR@10", "nDCG@10", "MAP")
@@ -38,6 +52,9 @@ class ReportData:
         chosen_alpha: method → the α taken.
         fusion_weights: fused method → weight of its dense side, chosen on validation.
         examples: where the adaptation helped and hurt.
+        by_utility: how many questions were asked of the generator, how many count in ExpUtil@1 (`expected`) and in the `utility:`
+            metrics (`relevant`), and the `threshold` of these; None where it was asked nothing.
+        rewards: what the reward stages found; None where no recipe uses them, and left out then.
         facts: about the data and the run, in order: counts, truncations, skipped pairs.
         notes: sentences that a reader must know (what was approximated, what failed).
         config: the resolved configuration as YAML.
@@ -55,6 +72,8 @@ class ReportData:
     chosen_alpha: Mapping[str, float] = field(default_factory=dict)
     fusion_weights: Mapping[str, float] = field(default_factory=dict)
     examples: Examples | None = None
+    by_utility: Mapping[str, float | int | None] | None = None
+    rewards: RewardReport | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     config: str = ""
@@ -104,6 +123,11 @@ def _draw(folder: Path, data: ReportData) -> dict[str, Path]:
         drawn["interpolation"] = figures.interpolation_figure(
             data.interpolation, folder / "interpolation.png", data.metric, data.chosen_alpha
         )
+    if LATENCY in measured and data.metric in measured:
+        drawn["latency"] = latency_figure.latency_figure(data.rows, folder / "latency.png", data.metric)
+    if data.rewards is not None:
+        drawn["utility"] = reward_figures.utility_figure(data.rewards, folder / "utility.png")
+        drawn["agreement"] = reward_figures.agreement_figure(data.rewards.agreements, folder / "agreement.png")
     return drawn
 
 
@@ -130,11 +154,24 @@ def _view(data: ReportData) -> dict[str, Any]:
         "fusion_differences": tables.differences_table(data.rows, data.metrics, is_fused, FUSION_REFERENCE),
         "answers": answers,
         "answer_differences": tables.differences_table(data.rows, ANSWER_METRICS, alone, BASE_RAG),
+        **_protocols(data),
+        "rewards": data.rewards,
         "sweep": tables.sweep_table(data.sweep, data.metric) if data.sweep else None,
         "absent": _absent(data, results is not None, has_fusion, answers is not None),
         "ABOVE": tables.ABOVE,
         "BELOW": tables.BELOW,
     }
+
+
+def _protocols(data: ReportData) -> dict[str, tables.Table | None]:
+    """Hard pools, metrics by utility and latencies; None where the run has none."""
+
+    def of(prefix: str, *first: str) -> tables.Table | None:
+        named = [row.metric for row in data.rows if row.metric.startswith(prefix) and row.reference is None]
+        return tables.results_table(data.rows, [*first, *dict.fromkeys(named)], lambda _: True, BASE)
+
+    latencies = tables.latency_table(data.rows, LATENCY, RATIO)
+    return {"latency": latencies, "pool": of(POOL_PREFIX), "utility": of(UTILITY_PREFIX, EXPECTED_UTILITY)}
 
 
 def _absent(data: ReportData, has_results: bool, has_fusion: bool, has_answers: bool) -> list[str]:

@@ -77,6 +77,21 @@ def differences_table(rows: Sequence[Row], metrics: Sequence[str], keep: Callabl
     return Table(["Method", *map(metric_label, columns)], lines)
 
 
+def latency_table(rows: Sequence[Row], latency: str, ratio: str) -> Table | None:
+    """Methods by the two metrics, milliseconds and multiples of the base, with their intervals; None without rows."""
+    kept = {(row.method, row.metric): row for row in rows if row.metric in (latency, ratio)}
+    methods = list(dict.fromkeys(method for method, _ in kept))
+    if not methods:
+        return None
+
+    def cell(method: str, metric: str, unit: str) -> Cell:
+        row = kept[method, metric]
+        return Cell(f"{_three_digits(row.value)}{unit}", f"{_three_digits(row.low)} to {_three_digits(row.high)}")
+
+    lines = [[Cell(method_label(method)), cell(method, latency, " ms"), cell(method, ratio, " ×")] for method in methods]
+    return Table(["Method", "Median latency", "Relative to Base"], lines)
+
+
 def sweep_table(trials: Sequence[Trial], metric: str) -> Table:
     """All trials, best first."""
     ordered = sorted(trials, key=lambda trial: -trial.value)
@@ -111,6 +126,10 @@ def _verdict(difference: Row) -> str:
 
 def _choice(count: int) -> str:
     return "It is the only adapted encoder here." if count == 1 else f"It is the best of {count} adapted encoders on these questions."
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def _mark(difference: Row | None) -> str:

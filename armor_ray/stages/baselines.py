@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import ray
 
 from armor_ray.config import Config, GeneratorConfig
@@ -27,9 +28,12 @@ from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.generators.openai import OpenAIGenerator
 from armor_ray.models.hardware import choose_device
 from armor_ray.retrieval.first_stages import build_first_stage
+from armor_ray.retrieval.first_stages.indexed import IndexSearch
 from armor_ray.retrieval.first_stages.vectors import VectorSearch
 from armor_ray.retrieval.fusion import ConvexFusion, ReciprocalRankFusion
+from armor_ray.retrieval.index_file import open_index
 from armor_ray.retrieval.lexical import Bm25
+from armor_ray.retrieval.pools import PoolSearch
 from armor_ray.retrieval.protocols import Chat, ExhaustiveStage, FirstStage, Message
 from armor_ray.retrieval.rerankers import build_reranker
 from armor_ray.retrieval.rerankers.composition import Reranked
@@ -51,6 +55,7 @@ class BaselineRow:
 
     Attributes:
         weight: of the first side of a convex fusion.
+        pooled: the hard pools in the same method's order, where they are ranked.
         faults: replies of a judge that could not be used, by kind.
     """
 
@@ -58,19 +63,23 @@ class BaselineRow:
     ranking: Ranking
     weight: float | None = None
     faults: dict[str, int] = field(default_factory=dict)
+    pooled: Ranking | None = None
 
 
-def rank_baselines(config: Config, workspace: Workspace, depth: int, say: Callable[[str], None]) -> Iterator[BaselineRow]:
+def rank_baselines(
+    config: Config, workspace: Workspace, depth: int, say: Callable[[str], None], pool_QN: np.ndarray | None = None
+) -> Iterator[BaselineRow]:
     """Every baseline on the test split, one after the other in one Ray actor, so that each corpus is encoded once.
 
     Args:
         depth: passages of a ranking.
         say: told which row is being ranked; some take hours.
+        pool_QN: the test questions' hard pools, which are ranked, too.
     """
     wanted: list[str | RerankedRow] = [*(stage.label for stage in config.baselines.first_stages), *reranked_rows(config)]
     if not wanted:
         return
-    actor: Any = ray.remote(Baselines).options(**plan_actors(config.resources, 1, 1).options).remote(config, workspace.uri, depth)
+    actor: Any = ray.remote(Baselines).options(**plan_actors(config.resources, 1, 1).options).remote(config, workspace.uri, depth, pool_QN)
     for number, row in enumerate(wanted, 1):
         say(f"evaluate: ranking with {row if isinstance(row, str) else row.method} (baseline {number} of {len(wanted)})")
         with user_errors():
@@ -80,25 +89,39 @@ def rank_baselines(config: Config, workspace: Workspace, depth: int, say: Callab
 class Baselines:
     """Ranks the test split by first stages and by rerankers over them."""
 
-    def __init__(self, config: Config, workspace_uri: str, depth: int) -> None:
+    def __init__(self, config: Config, workspace_uri: str, depth: int, pool_QN: np.ndarray | None = None) -> None:
         self._config, self._workspace, self._depth = config, Workspace(workspace_uri), depth
         self._test = load_split(self._workspace, "test")
         self._stages = Stages(config, self._workspace)
+        self._pool_QN = pool_QN
 
     def rank(self, row: str | RerankedRow) -> BaselineRow:
         """A first stage by its name, or a reranked row."""
         if isinstance(row, RerankedRow):
             return self._rerank(row)
         stage = self._stages.get(row)
-        return BaselineRow(row, self._search(stage), stage.weight if isinstance(stage, ConvexFusion) else None)
+        weight = stage.weight if isinstance(stage, ConvexFusion) else None
+        return BaselineRow(row, self._search(stage), weight, pooled=self._in_pools(row, lambda first, _: first))
 
     def _rerank(self, row: RerankedRow) -> BaselineRow:
         texts = self._stages.texts
         with ExitStack() as opened:
-            tools = _tools(self._config, self._workspace, self._test, opened)
+            tools = open_tools(self._config, self._test, chat_cache(self._workspace), opened)
             reranker = build_reranker(row.reranker, tools)
-            stage = Reranked(self._stages.get(row.over), reranker, texts.__getitem__, len(texts), row.reranker.depth, self._workers(row))
-            return BaselineRow(row.method, self._search(stage), faults=tools.faults.counts())
+
+            def over(first: FirstStage, passages: int) -> FirstStage:
+                return Reranked(first, reranker, texts.__getitem__, passages, row.reranker.depth, self._workers(row))
+
+            ranking = self._search(over(self._stages.get(row.over), len(texts)))
+            return BaselineRow(row.method, ranking, faults=tools.faults.counts(), pooled=self._in_pools(row.over, over))
+
+    def _in_pools(self, name: str, over: Callable[[FirstStage, int], FirstStage]) -> Ranking | None:
+        """The hard pools ranked by what `over` makes of the first stage and the size of a pool."""
+        if self._pool_QN is None:
+            return None
+        size = self._pool_QN.shape[1]
+        scores, rows = over(self._stages.confined(name, self._test.questions, self._pool_QN), size).search(self._test.questions, size)
+        return Ranking(rows, scores)
 
     def _workers(self, row: RerankedRow) -> int:
         """Questions at once: as many as the endpoint may be asked at once, one where the work is done here."""
@@ -119,6 +142,7 @@ class Stages:
     def __init__(self, config: Config, workspace: Workspace) -> None:
         self._config, self._workspace = config, workspace
         self._built: dict[str, FirstStage] = {}
+        self._listed = {stage.label: stage for stage in config.baselines.first_stages}
         self.texts: list[str] = load_passages(workspace, "text").column("text").to_pylist()
 
     def get(self, name: str) -> FirstStage:
@@ -127,24 +151,41 @@ class Stages:
             self._built[name] = self._build(name)
         return self._built[name]
 
+    def confined(self, name: str, questions: list[str], pool_QN: np.ndarray) -> FirstStage:
+        """The stage of that name over the questions' pools."""
+        stage = self._listed.get(name)
+        if isinstance(stage, FusionStageConfig) and stage.method == "reciprocal-rank":
+            parts = [self.confined(part, questions, pool_QN) for part in stage.of]
+            return ReciprocalRankFusion(parts, min(_FUSED_DEPTH, pool_QN.shape[1]))
+        return PoolSearch(cast(ExhaustiveStage, self.get(name)), questions, pool_QN)  # all others score every passage
+
     def _build(self, name: str) -> FirstStage:
         if name == BM25:
             return Bm25(self.texts)
-        listed = {stage.label: stage for stage in self._config.baselines.first_stages}
-        if name not in listed:
+        if name not in self._listed:
             return self._own(name)
-        stage = listed[name]
+        stage = self._listed[name]
         return self._fusion(stage) if isinstance(stage, FusionStageConfig) else build_first_stage(stage, self.texts)
 
     def _own(self, name: str) -> VectorSearch:
         """The base encoder, or a trained row's first seed, over the vectors that it searches."""
-        if name == BASE:
-            loaded, corpus = BiEncoder.load(self._config.encoder), BASE_CORPUS
-        else:
-            artifact = next(row.artifacts[0] for row in adapted_methods(self._config) if row.method == name)
-            loaded, corpus = BiEncoder.from_folder(self._workspace.local(artifact)), corpus_searched(self._workspace, artifact)
-        encoder = loaded.to(choose_device())
+        encoder, corpus = self._own_encoder(name)
         return VectorSearch(lambda questions: encoder.encode(questions, "query"), open_embeddings(self._workspace.local(corpus)))
+
+    def served(self, name: str) -> FirstStage:
+        """As `get`, but the base and the trained rows go through their index, as a server's do."""
+        if name == BM25 or name in self._listed:
+            return self.get(name)
+        encoder, corpus = self._own_encoder(name)
+        folder = self._workspace.local("index" if corpus == BASE_CORPUS else corpus)
+        return IndexSearch(lambda questions: encoder.encode(questions, "query"), open_index(folder, encoder.identity.fingerprint()))
+
+    def _own_encoder(self, name: str) -> tuple[BiEncoder, str]:
+        """The encoder on the best device here, and the artifact of the vectors that it searches."""
+        if name == BASE:
+            return BiEncoder.load(self._config.encoder).to(choose_device()), BASE_CORPUS
+        artifact = next(row.artifacts[0] for row in adapted_methods(self._config) if row.method == name)
+        return BiEncoder.from_folder(self._workspace.local(artifact)).to(choose_device()), corpus_searched(self._workspace, artifact)
 
     def _fusion(self, stage: FusionStageConfig) -> FirstStage:
         if stage.method == "reciprocal-rank":
@@ -158,12 +199,13 @@ class Stages:
 # -- what rerankers ask for ----------------------------------------------------------------------------------------------------
 
 
-def _tools(config: Config, workspace: Workspace, split: SplitQuestions, opened: ExitStack) -> Tools:
+def open_tools(config: Config, split: SplitQuestions, cache: Path, opened: ExitStack) -> Tools:
+    """Endpoints that close with `opened` and keep their replies in `cache`, and the split's reference answers."""
     faults = Faults()
 
     def chat(endpoint: EndpointConfig | None, max_tokens: int) -> Chat:
         judge = config.judge if endpoint is None else config.judge.model_copy(update=endpoint.model_dump())
-        return _forgiving(opened.enter_context(BlockingChat(judge, _chat_cache(workspace), max_tokens=max_tokens)), faults)
+        return _forgiving(opened.enter_context(BlockingChat(judge, cache, max_tokens=max_tokens)), faults)
 
     def sampler(endpoint: EndpointConfig, max_new_tokens: int) -> Sampler:
         return OpenAIGenerator(GeneratorConfig(engine="openai", max_new_tokens=max_new_tokens, **endpoint.model_dump()))
@@ -186,8 +228,8 @@ def _forgiving(chat: BlockingChat, faults: Faults) -> Chat:
     return ask
 
 
-def _chat_cache(workspace: Workspace) -> Path:
-    """On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
+def chat_cache(workspace: Workspace) -> Path:
+    """Of the rerankers' chat models. On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
     if workspace.is_local:
         return Path(workspace.path("cache/judges.sqlite"))
     root = Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray"))

@@ -20,7 +20,7 @@ from armor_ray.workspace import Draft, Workspace, read_parquet
 STAGE = "mine"
 NAME = "negatives"
 EXAMPLES = "examples.json"
-_SHOWN = 12
+_SHOWN = 8
 
 
 def run_all(context: Context, todo: list[Plan]) -> None:
@@ -36,7 +36,8 @@ def run_all(context: Context, todo: list[Plan]) -> None:
             table = pa.table([pa.array(c, type=f.type) for c, f in zip(columns, NEGATIVES, strict=True)], schema=NEGATIVES)
             pq.write_table(table, draft.path / f"{split}.parquet")
             draft.rows[split] = len(rows)
-        (draft.path / EXAMPLES).write_text(json.dumps(_examples(workspace, pools["train"]), indent=2, ensure_ascii=False), encoding="utf-8")
+        shown = _examples(workspace, pools["train"], config.seed)
+        (draft.path / EXAMPLES).write_text(json.dumps(shown, indent=2, ensure_ascii=False), encoding="utf-8")
         draft.details |= counts
 
     context.publish(plan, write)
@@ -70,8 +71,8 @@ def _counts(rows: list[Row]) -> dict[str, int]:
     return {"kept": sum(kept), "rejected": rejected, "questions without a negative": sum(count == 0 for count in kept)}
 
 
-def _examples(workspace: Workspace, rows: list[Row]) -> list[dict[str, Any]]:
-    """Questions with both accepted and rejected negatives, for a person to judge the gate: texts, utilities and rewards."""
+def _examples(workspace: Workspace, rows: list[Row], seed: int) -> list[dict[str, Any]]:
+    """A few questions, drawn at random, with both accepted and rejected negatives, for a person to judge the gate."""
     texts = load_passages(workspace, "text").column("text")
     questions = load_examples(workspace, "train")["question"].to_pylist()
     table = read_parquet(workspace.local("pair_utilities") / "train.parquet", "utility")
@@ -84,17 +85,24 @@ def _examples(workspace: Workspace, rows: list[Row]) -> list[dict[str, Any]]:
         return {"text": texts[row["passage_ids"][i]].as_py(), "utility": known, "reward": round(row["rewards"][i], 3)}
 
     found = []
-    for question, row in zip(questions, rows, strict=True):
+    for i in np.random.default_rng(seed).permutation(len(rows)).tolist():
+        question, row = questions[i], rows[i]
         kinds = {
             "gold": np.flatnonzero(row["positive"]),
             "accepted": np.flatnonzero(row["gated"]),
             "rejected": np.flatnonzero(row["rejected"]),
         }
         if all(len(members) for members in kinds.values()):
-            found.append({"question": question, **{kind: [passage(row, int(i)) for i in members[:3]] for kind, members in kinds.items()}})
+            shown = {kind: [passage(row, int(column)) for column in members[:3]] for kind, members in kinds.items()}
+            found.append({"question": question, **shown})
         if len(found) == _SHOWN:
             break
     return found
+
+
+def load_gate_examples(workspace: Workspace) -> list[dict[str, Any]]:
+    """What `_examples` chose: per question its text and, under `gold`, `accepted` and `rejected`, passages with utility and reward."""
+    return json.loads((workspace.local(NAME) / EXAMPLES).read_text(encoding="utf-8"))
 
 
 def load_mined(workspace: Workspace, split: str, pool_QN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

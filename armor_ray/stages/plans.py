@@ -174,20 +174,40 @@ def answer(context: Context) -> list[Plan]:
     return planned
 
 
+def latency(context: Context) -> list[Plan]:
+    """Measured once; only what is measured makes it stale."""
+    config = context.config
+    if not config.evaluation.latency_questions:
+        return []
+    check_names(config)
+    settings = {"questions": config.evaluation.latency_questions, "k": max(config.evaluation.ks), **baselines_identity(config)}
+    return [Plan("latency", "latency", settings, context.inputs(*_compared(context), "index"))]
+
+
+def _compared(context: Context) -> list[str]:
+    """The artifacts behind the rows of the retrieval table."""
+    config = context.config
+    trained = [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
+    return ["passages", "examples", "candidates", "embeddings", *trained, *(plan.name for plan in reindex(context))]
+
+
 def evaluate(context: Context) -> list[Plan]:
     config = context.config
     check_names(config)
-    inputs = ["passages", "examples", "candidates", "embeddings"]
-    inputs += [variant.artifact(seed) for variant in variants(config) for seed in config.evaluation.seeds]
-    inputs += [plan.name for plan in reindex(context)]
+    inputs = _compared(context)
+    inputs += [plan.name for plan in latency(context)]
+    inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
+    unread = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)} | {"latency_questions"}
     settings = {
-        "evaluation": config.evaluation.model_dump(),
+        "evaluation": config.evaluation.model_dump(exclude=unread),
         "dataset": config.data.name,
         "metric": config.training.metric,
         "seed": config.seed,
         **baselines_identity(config),
     }
+    if config.evaluation.utility_questions:
+        settings |= {"generator": _generator(context), "utility": config.utility.model_dump(include={"kind", "relevant_share"})}
     return [Plan("reports", "evaluate", settings, context.inputs(*inputs))]
 
 
@@ -243,6 +263,7 @@ PLANS: dict[str, Callable[[Context], list[Plan]]] = {
     "train": train,
     "reindex": reindex,
     "answer": answer,
+    "latency": latency,
     "evaluate": evaluate,
     "promote": promote,
 }

@@ -103,7 +103,8 @@ class Rankers:
         return own
 
     @functools.cached_property
-    def _bm25(self) -> Bm25:
+    def bm25(self) -> Bm25:
+        """The lexical first stage."""
         return Bm25(self._texts.to_pylist())
 
     def text(self, row: int) -> str:
@@ -115,18 +116,23 @@ class Rankers:
         return Ranking(rows, scores)
 
     def lexical(self, questions: list[str]) -> Ranking:
-        scores, rows = self._bm25.search(questions, self.depth)
+        scores, rows = self.bm25.search(questions, self.depth)
         return Ranking(rows, scores)
 
     def fusion_weight(self, queries_QD: np.ndarray, questions: list[str], gold: list[np.ndarray], grid: list[float], k: int) -> float:
         """The weight of the dense score in the convex mix, tuned by recall@k on validation questions."""
-        return ConvexFusion.tuned(self._search(queries_QD, questions), self._bm25, questions, gold, grid, k).weight
+        return ConvexFusion.tuned(self.dense_stage(queries_QD, questions), self.bm25, questions, gold, grid, k).weight
 
     def fused(self, queries_QD: np.ndarray, questions: list[str], weight: float) -> Ranking:
         """Convex fusion with BM25."""
-        scores, rows = ConvexFusion(self._search(queries_QD, questions), self._bm25, weight).search(questions, self.depth)
+        scores, rows = self.fused_stage(queries_QD, questions, weight).search(questions, self.depth)
         return Ranking(rows, scores)
 
-    def _search(self, queries_QD: np.ndarray, questions: list[str]) -> VectorSearch:
+    def fused_stage(self, queries_QD: np.ndarray, questions: list[str], weight: float) -> ConvexFusion:
+        """The first stage behind `fused`."""
+        return ConvexFusion(self.dense_stage(queries_QD, questions), self.bm25, weight)
+
+    def dense_stage(self, queries_QD: np.ndarray, questions: list[str]) -> VectorSearch:
+        """The first stage behind `dense`, for these questions, whose vectors are known."""
         known = dict(zip(questions, queries_QD, strict=True))
         return VectorSearch(lambda block: np.stack([known[question] for question in block]), self.passages_CD)

@@ -146,6 +146,29 @@ def test_missing_parts_are_named(tmp_path):
         write_report(tmp_path, ReportData(dataset="demo", rows=[]))
 
 
+def test_pools_and_utilities_have_tables_of_their_own(tmp_path):
+    rows = few_rows()
+    for method, value in (("base", 0.5), ("armor", 0.6)):
+        rows += rows_of(method, "pool:R@1", value) + rows_of(method, "utility:MAP", value / 2) + rows_of(method, "ExpUtil@1", 4 * value)
+    facts = {"asked": 150, "expected": 148, "relevant": 97, "threshold": 0.123}
+    pages = [page.read_text() for page in write_report(tmp_path, ReportData(dataset="demo", rows=rows, by_utility=facts))]
+    texts = [Page(pages[0]).text, pages[1]]
+    for text in texts:
+        for words in (
+            "Hard pools",
+            "148 of the first 150 questions",
+            "from a utility of 0.123; 97 questions",
+            "2.400",
+            "0.300",
+            "Recall@1",
+        ):
+            assert words in text
+    assert "| Method | ExpUtil@1 | MAP |" in pages[1]
+    assert "| Method | Recall@3 |" in pages[1]  # the corpus' results have none of these columns
+    plain = write_report(tmp_path, ReportData(dataset="demo", rows=few_rows()))[0].read_text()
+    assert "Other protocols" not in plain
+
+
 def test_results_table_marks_and_bold():
     table = tables.results_table(few_rows(), ["R@1", "R@3"], lambda method: method != "bm25", "base")
     assert table is not None

@@ -87,6 +87,8 @@ def test_nothing_is_stale_after_a_run_and_all_is_missing_before(case: Path) -> N
         ("generator.max_length=64", {"utilities": "stale: config generator.window changed"}, {"embeddings", "index", "candidates"}),
         ("training.epochs=3", {"sweep": "stale: config training.epochs changed"}, {"embeddings", "candidates", "utilities"}),
         ("evaluation.bootstrap=500", {"reports": "stale: config evaluation.bootstrap changed"}, {"utilities", "sweep", "promoted"}),
+        ("evaluation.hard_pool=8", {"reports": "stale: config evaluation.hard_pool changed"}, {"utilities", "promoted"}),
+        ("evaluation.latency_questions=8", {"latency": "missing", "reports": "stale: latency changed"}, {"embeddings", "promoted"}),
         ("index.kind=hnsw", {"index": "stale: config index.kind changed"}, {"passages", "examples", "embeddings"}),
     ],
 )
@@ -118,6 +120,10 @@ def test_settings_younger_than_the_first_workspaces_do_not_make_these_stale(case
     config = load_config(case)
     plan = PLANS["prepare"](Context(config, Workspace(config.workspace)))[0]
     assert not {"chunking", "deduplicate", "duplicate_similarity"} & plan.config["data"].keys()
+    finish(config)
+    reports = Workspace(config.workspace).require("reports")
+    assert not {"hard_pool", "utility_questions", "latency_questions"} & reports.config["evaluation"].keys()
+    assert "generator" not in reports.config
 
 
 def test_prepare_cuts_by_the_encoders_tokens_and_lists_duplicates(case: Path) -> None:
