@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from armor_ray.corpus.chunking import TokenOffsets
 from armor_ray.corpus.prepare import Prepared, prepare
 from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.curated import data_of
 from armor_ray.stages.limits import check_sizes
 from armor_ray.workspace import Draft, Workspace, read_parquet
 
@@ -26,7 +27,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     Raises:
         ArmorError: bad data, or too little of it for what the config asks.
     """
-    prepared = prepare(context.config.data, context.config.seed, _offsets(context))
+    prepared = prepare(data_of(context), context.config.seed, _offsets(context))
     check_sizes(context.config, len(prepared.passages), len(prepared.examples["train"]))
     for plan in todo:
         context.publish(plan, _writer(prepared, plan.name))
