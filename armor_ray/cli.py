@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,39 @@ def _interval(row: dict[str, Any] | None) -> str:
         return ""
     value, low, high = (f"{row[name]:.3f}".removeprefix("0") for name in ("value", "low", "high"))
     return f"{value} [dim]{low}–{high}[/dim]"
+
+
+@main.command()
+@click.option("--config", "config_path", required=True, metavar="FILE", help="YAML configuration of the run.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key, e.g. candidates.pool_size=50.")
+@click.option("--gpu-tflops", default=120.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="One GPU, sustained.")
+@click.option("--core-gflops", default=100.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="One core, sustained.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
+def plan(config_path: str, overrides: tuple[str, ...], gpu_tflops: float, core_gflops: float, as_json: bool) -> None:
+    """What a run would take, with every assumption, from a sample of the data; writes nothing."""
+    config = load_config(config_path, list(overrides))
+    from armor_ray.stages.estimates.estimate import estimate
+    from armor_ray.stages.estimates.lines import Rates
+
+    lines = estimate(config, Rates(gpu_tflops * 1e12, core_gflops * 1e9))
+    if as_json:
+        click.echo(json.dumps([asdict(line) for line in lines], indent=1, allow_nan=False))
+        return
+    table = _table(f"Before the first stage of {config_path}")
+    for name in ("stage", "what"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("amount", justify="right", no_wrap=True)
+    table.add_column("assumption", overflow="fold")
+    for line in lines:
+        table.add_row(line.stage, line.what, f"{_amount(line.amount)} {line.unit}".strip(), escape(line.assumption))
+    _print(table)
+
+
+def _amount(value: float | None) -> str:
+    """Three digits of what is estimated, all of what is counted."""
+    if value is None:
+        return "?"
+    return f"{round(value):,}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 @main.command()

@@ -661,7 +661,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
-        raise ArmorError(f"not valid YAML ({getattr(error, 'problem', None) or error})", where=line) from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())  # PyYAML's own text may take several lines
+        raise ArmorError(f"not valid YAML ({problem})", where=line) from None
     if raw is None:
         return {}
     if not isinstance(raw, dict):

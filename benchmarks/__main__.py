@@ -11,12 +11,12 @@ import click
 
 from armor_ray.cli import OneLineErrors, say
 from armor_ray.errors import ArmorError
-from benchmarks import embedding, ray_overhead, scoring, sweep, training_step
+from benchmarks import embedding, preparing, ray_overhead, scoring, sweep, training_step
 from benchmarks.inputs import SCALES, Inputs, load_inputs
 from benchmarks.measure import one_thread
 from benchmarks.report import Outcome, draw, print_table, write_page, write_summary
 
-BENCHMARKS = "abcde"
+BENCHMARKS = "abcdef"
 
 
 class Session:
@@ -49,7 +49,9 @@ class Session:
             return training_step.outcome(self.steps)
         if name == "d":
             return sweep.run(self.inputs, self.scoring, self.steps)
-        return ray_overhead.run(self._data, self._scale, self._folder / "workspace")
+        if name == "e":
+            return ray_overhead.run(self._data, self._scale, self._folder / "workspace")
+        return preparing.run(self._data, self._scale, self._folder / "preparing")
 
 
 @click.group(cls=OneLineErrors, invoke_without_command=True)

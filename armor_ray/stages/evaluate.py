@@ -22,6 +22,7 @@ from armor_ray.evaluation.summary import Row, metric_rows, write_summary
 from armor_ray.evaluation.trec import write_qrels, write_run
 from armor_ray.stages.answer import load_answers
 from armor_ray.stages.baselines import rank_baselines
+from armor_ray.stages.card import load_card
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.evaluated import Evaluated, Method, Values
@@ -219,6 +220,7 @@ def _report_data(
         examples=_examples(evaluated, adapted, split, rankers),
         by_utility=by_utility.facts() if by_utility is not None else None,
         rewards=load_reward_results(workspace) if needs_rewards(config) else None,
+        card=load_card(workspace, config),
         facts=_facts(workspace),
         config=yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False),
         versions=package_versions(),
