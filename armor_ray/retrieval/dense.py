@@ -112,7 +112,8 @@ def _exact(index: faiss.Index) -> faiss.Index:
 def _selector(allowed: np.ndarray | range) -> faiss.IDSelector:
     if isinstance(allowed, range):
         return faiss.IDSelectorRange(allowed.start, allowed.stop)
-    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+    # FAISS's Python layer takes the array alone; its stubs describe the C++ constructor.
+    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))  # type: ignore[call-arg,arg-type]
 
 
 def _ordered(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
