@@ -22,7 +22,7 @@ from rich.table import Table
 from armor_ray import pipeline
 from armor_ray.config import Config, load_config, parse_yaml, validate_config
 from armor_ray.errors import ArmorError
-from armor_ray.workspace import Manifest, Workspace
+from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SERVE_CONFIG = "serve_configs/retriever.yaml"
@@ -204,10 +204,10 @@ def _size(manifest: Manifest | None) -> tuple[str, str, str]:
 
 
 def _config_of(workspace: str) -> Config:
-    raw = Workspace(workspace).read_bytes(pipeline.CONFIG)
+    raw = Workspace(workspace).read_bytes(CONFIG)
     if raw is None:
-        raise ArmorError(f"not a workspace: no {pipeline.CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
-    where = f"{workspace}/{pipeline.CONFIG}"
+        raise ArmorError(f"not a workspace: no {CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
+    where = f"{workspace}/{CONFIG}"
     return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
 
 
@@ -269,19 +269,23 @@ def transfer(workspace: str, others: tuple[str, ...], methods: tuple[str, ...]) 
 @main.command()
 @click.argument("workspace")
 @click.option("--retriever", metavar="NAME", help="Promote this one of retrievers/ first; later runs keep it (undo: run --force promote).")
+@click.option("--force", is_flag=True, help="Promote it even where it is worse than base; the manifest keeps that.")
+@click.option("--rollback", is_flag=True, help="Promote what was promoted before; once more undoes that.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="New folder for the encoder.")
-def promote(workspace: str, retriever: str | None, folder: Path | None) -> None:
+def promote(workspace: str, retriever: str | None, force: bool, rollback: bool, folder: Path | None) -> None:
     """Choose the served query encoder, or copy it out of the workspace."""
     from armor_ray.stages import promote as stage
 
-    if retriever is None and folder is None:
-        raise ArmorError("nothing to do", where="promote", hint="give --retriever NAME, --to FOLDER or both")
+    if retriever is None and folder is None and not rollback:
+        raise ArmorError("nothing to do", where="promote", hint="give --retriever NAME, --rollback, --to FOLDER or several")
+    if rollback and retriever is not None:
+        raise ArmorError("--rollback and --retriever exclude each other", where="promote", hint="give one of them")
     opened = Workspace(workspace)
-    if retriever is not None:
-        _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
+    if retriever is not None or rollback:
+        config = _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
         with opened.lock():
-            stage.promote(opened, retriever)
-        say(f"promoted: {retriever}")
+            manifest = stage.rollback(opened) if retriever is None else stage.promote_gated(opened, config, retriever, force)
+        say(f"promoted: {manifest.details['retriever']}")
     if folder is not None:
         stage.promote_to(opened, folder)
         say(f"promoted encoder: {folder}")

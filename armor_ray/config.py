@@ -277,6 +277,10 @@ class UtilityConfig(Section):
     relevant_share: float = Field(0.1, gt=0, lt=1, description="Share of validation utilities that counts as relevant in recall.")
 
 
+Prior = Literal["base", "bm25"]
+"""Retrieval scores that a reward model may start from."""
+
+
 class RewardConfig(Section):
     """The reward model R(q, d): a cross-encoder that learns the generator's ordering of passages (UAE §2.1), and its gate (§2.2)."""
 
@@ -285,11 +289,18 @@ class RewardConfig(Section):
     stock: str | None = Field(None, description="A cross-encoder to compare with in validation, by folder or id.")
     max_length: int = Field(384, ge=16, le=8192, description="Tokens of question and passage together.")
     lora: LoraConfig | None = Field(default_factory=LoraConfig, description="Train low-rank adapters; null trains all weights.")
+    priors: list[Prior] = Field(
+        default_factory=list,
+        description="Retrieval scores that the cross-encoder corrects, with learned weights; for few questions or a body that never "
+        "ranked. Empty: the cross-encoder alone, as in the paper.",
+    )
+    prior_learning_rate: float = Field(1e-2, gt=0, description="Of the priors' weights.")
     margin: float = Field(1.0, gt=0, description="δ of the pairwise margin loss.")
     gate_margin: float | None = Field(None, ge=0, description="δ of the utility gate; null: the loss's, as in the paper.")
     pairs: int = Field(8, ge=1, description="Pairs of passages drawn for a question each time it is seen.")
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(16, ge=1, description="Questions per optimizer step, summed over all workers.")
+    micro_batch: int = Field(4, ge=1, description="Questions whose pairs are encoded with a graph at a time: memory against speed.")
     learning_rate: float = Field(2e-4, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     gradient_clip: float = Field(1.0, gt=0)
@@ -305,6 +316,13 @@ class RewardConfig(Section):
         "pairwise_accuracy", description="Validation metric that picks the checkpoint."
     )
     max_failures: int = Field(3, ge=0, description="Restarts after a lost worker.")
+
+    @field_validator("priors")
+    @classmethod
+    def _check_priors(cls, priors: list[Prior]) -> list[Prior]:
+        if len(set(priors)) < len(priors):
+            raise ValueError("a score is named twice")
+        return priors
 
     @model_validator(mode="after")
     def _check_shares(self) -> RewardConfig:
@@ -392,6 +410,10 @@ class SweepConfig(Section):
 
 class EvaluationConfig(Section):
     recipes: list[Recipe] = Field(default_factory=lambda: list(ARMOR_RECIPES), min_length=1)
+    recipe_settings: dict[Recipe, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Per recipe, dotted keys and values of its own in place of the run's, as in {uae: {training.learning_rate: 1.0e-5}}.",
+    )
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1, description="Training seeds; results are means over them.")
     ks: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the paired bootstrap.")
@@ -411,6 +433,14 @@ class EvaluationConfig(Section):
         description="First test questions whose top passages and hard pools the generator scores, for ExpUtil@1 and relevance by utility.",
     )
     latency_questions: int = Field(0, ge=0, description="First test questions, one by one, that every method's latency is measured on.")
+
+    @field_validator("recipe_settings")
+    @classmethod
+    def _check_recipe_keys(cls, settings: dict[Recipe, dict[str, Any]]) -> dict[Recipe, dict[str, Any]]:
+        for key in (key for values in settings.values() for key in values):
+            if not key.startswith(_SWEEPABLE):
+                raise ValueError(f"'{key}' cannot differ between recipes (what can: objective.*, training.*, candidates.top_k)")
+        return settings
 
     @field_validator("recipes", "seeds", "ks")
     @classmethod

@@ -15,10 +15,9 @@ from armor_ray.errors import ArmorError
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
-from armor_ray.workspace import Manifest, Workspace
+from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 STAGE_NAMES = tuple(PLANS)
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)

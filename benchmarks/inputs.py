@@ -1,4 +1,4 @@
-"""What all benchmarks but (e) and (f) run on: TeleQuAD as `make eval` prepares it, with the base encoder's pools of its training questions.
+"""What benchmarks but (e) and (f) run on: TeleQuAD as `make eval` prepares it, with the base encoder's pools of its training questions.
 
 Shape legend: Q questions, C passages, D embedding dimension.
 """
