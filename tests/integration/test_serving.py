@@ -273,7 +273,9 @@ class Server:
         assert dashboard is not None
         path = self.log.parent / "changed.yaml"
         path.write_text(yaml.safe_dump(config))
-        run = subprocess.run([_SERVE, "deploy", str(path), "--address", dashboard[0]], capture_output=True, text=True, timeout=60)
+        command = [_SERVE, "deploy", str(path), "--address", dashboard[0]]
+        environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
 
     def replicas(self, name: str) -> list[psutil.Process]:
