@@ -105,6 +105,7 @@ def app(arguments: ServingArguments) -> Application:
         "ray_actor_options": {"num_cpus": arguments.threads},
         # What a replica refuses at start it refuses again.
         "max_constructor_retry_count": 1,
+        "health_check_period_s": 2,
     }
     indexes = []
     if arguments.topology != "single":

@@ -85,8 +85,9 @@ def citations(answer: str, passages: Sequence[Passage]) -> list[int]:
 
 
 async def _before(deadline: float, awaitable: Awaitable[Result]) -> Result:
-    # Not `asyncio.timeout` around it all: the pieces may be awaited by other tasks than the first.
-    return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
+    # Not around the whole stream: its pieces may be awaited by other tasks than the first.
+    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+        return await awaitable
 
 
 @contextlib.contextmanager

@@ -73,25 +73,24 @@ class Service:
         """
         checked = self.check_texts(texts, name)
         arm, shadow = self.traffic.assign(request_id) if options.encoder is None else (self._check_arm(options.encoder), None)
-        job = Job(checked, arm, self._wanted(options, arm))
-        answer = await self.submit(job)
+        answer = await self.submit(Job(checked, arm, self._wanted(options, arm)))
         metrics.ANSWERS.labels(answer.arm, answer.encoder.version).inc()
         if shadow is not None:
-            task = asyncio.create_task(self._compare(Job(checked, shadow, self._wanted(options, shadow)), answer))
+            task = asyncio.create_task(self._compare(checked, shadow, options, answer))
             self._shadows.add(task)
             task.add_done_callback(self._shadows.discard)
         return answer
 
-    async def _compare(self, job: Job, seen: Answer) -> None:
+    async def _compare(self, texts: tuple[str, ...], arm: Arm, options: SearchOptions, seen: Answer) -> None:
         """Has another encoder answer and counts how far both agree; never in the way of requests when these come thick."""
         if self._bound.held * 2 > self._bound.most:
             metrics.SHADOWED.labels("skipped").inc()
             return
         try:
-            unseen = await self._run(job)
+            unseen = await self._run(Job(texts, arm, self._wanted(options, arm)))
         except Exception as error:  # nobody waits for it: what is wrong must be seen in metrics and log
             metrics.SHADOWED.labels("failed").inc()
-            _logger.error("a shadow request failed", exc_info=error)
+            _logger.error("a shadow request failed: %s", type(error).__name__)
             return
         metrics.SHADOWED.labels("compared").inc()
         for ours, others in zip(seen.passages, unseen.passages, strict=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import faiss
 import numpy as np
@@ -24,6 +24,9 @@ from armor_ray.serving.retriever import Answer, Job, encode_jobs, first_stage, g
 from armor_ray.serving.schemas import Passage
 from armor_ray.workspace import Workspace, open_parquet
 
+Result = TypeVar("Result")
+
+_LOOK_AGAIN_SECONDS = 0.2
 _logger = logging.getLogger("ray.serve")
 
 
@@ -104,6 +107,38 @@ class ShardServer:
         return [found[place] for place in range(len(requests))]
 
 
+class WatchedShard:
+    """A shard that is not asked while it is lost: only the first request waits for it in vain."""
+
+    def __init__(self, shard: Shard, timeout_seconds: float) -> None:
+        self._shard = shard
+        self._timeout = timeout_seconds
+        self._return: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Callable[[Shard], Awaitable[Result]]) -> Result | None:
+        """The shard's answer; None when there is none in time, or the shard is known to be lost."""
+        if self._return is not None and not self._return.done():
+            return None
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await question(self._shard)
+        except Exception as error:  # whatever befell it, the shard is lost to this request, and the answer says so
+            _logger.warning("a shard did not answer: %s", type(error).__name__)
+            if self._return is None or self._return.done():
+                self._return = asyncio.create_task(self._await_return())
+            return None
+
+    async def _await_return(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._shard.extent(0)
+            except Exception:  # as above
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            else:
+                return
+
+
 class ShardedRetriever:
     """Encodes here, searches in the shards; takes the place of `Retriever`."""
 
@@ -116,9 +151,8 @@ class ShardedRetriever:
         reranker: PassageReranker | None = None,
     ) -> None:
         self.encoders = encoders
-        self._shards = shards
+        self._shards = [WatchedShard(shard, timeout_seconds) for shard in shards]
         self._indexes = indexes
-        self._timeout = timeout_seconds
         self._reranker = reranker
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rerank")
 
@@ -170,7 +204,8 @@ class ShardedRetriever:
             return answer
         wanted = first_stage(job.wanted, self._reranker, self.num_passages)
         request = ShardRequest(answer.encoder.index, self._indexes.corpus, job.texts, answer.vectors, wanted)
-        found = [shard for shard in await asyncio.gather(*map(self._ask, self._shards, [request] * len(self._shards))) if shard is not None]
+        asked = await asyncio.gather(*(shard.ask(lambda shard: shard.search(request)) for shard in self._shards))
+        found = [passages for passages in asked if passages is not None]
         if not found:
             raise NoShardError
         passages = [merge([shard[i] for shard in found], wanted.k) for i in range(len(job.texts))]
@@ -181,27 +216,15 @@ class ShardedRetriever:
         metrics.PARTIAL.inc(partial)
         return replace(answer, passages=tuple(passages), partial=partial)
 
-    async def _ask(self, shard: Shard, request: ShardRequest) -> list[list[Passage]] | None:
-        try:
-            return await asyncio.wait_for(shard.search(request), self._timeout)
-        except Exception as error:  # whatever befell it, the shard is lost to this request, and the answer says so
-            _logger.warning("a shard did not answer: %s", type(error).__name__)
-            return None
-
     async def extent(self, passage_id: int) -> Extent:
         """See `PassageStore.extent`.
 
         Raises:
             NoShardError: the shard that holds the passage did not answer.
         """
-        for shard in self._shards:
-            try:
-                found = await asyncio.wait_for(shard.extent(passage_id), self._timeout)
-            except Exception as error:  # as above
-                _logger.warning("a shard did not answer: %s", type(error).__name__)
-                continue
-            if found is not None:
-                return found
+        for extent in await asyncio.gather(*(shard.ask(lambda shard: shard.extent(passage_id)) for shard in self._shards)):
+            if extent is not None:
+                return extent
         raise NoShardError
 
 

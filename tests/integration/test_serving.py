@@ -273,7 +273,10 @@ class Server:
         assert dashboard is not None
         path = self.log.parent / "changed.yaml"
         path.write_text(yaml.safe_dump(config))
-        subprocess.run([_SERVE, "deploy", str(path), "--address", dashboard[0]], check=True, capture_output=True, timeout=60)
+        command = [_SERVE, "deploy", str(path), "--address", dashboard[0]]
+        environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
 
     def replicas(self, name: str) -> list[psutil.Process]:
         """Processes of a deployment, such as `app2:index-0`."""
@@ -533,19 +536,24 @@ def test_encoders_are_swapped_through_user_config_under_load_without_a_failed_or
 
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(load, i) for i in range(4)]
-        for name in ("other", "tiny", "other"):
-            config["applications"][0]["deployments"][0]["user_config"] = {"retriever": name}
-            server.deploy(config)
-            for _ in range(100):
-                if httpx.get(f"{server.url}/info", timeout=30).json()["encoder"].startswith(f"{name}@"):
-                    break
-                time.sleep(0.1)
-            else:
-                raise AssertionError(f"{name} never answered")
-        stop.set()
+        try:
+            for name in ("other", "tiny"):
+                config["applications"][0]["deployments"][0]["user_config"] = {"retriever": name}
+                server.deploy(config)
+                _wait_until_answered_by(server, name)
+        finally:
+            stop.set()
         seen = set().union(*(client.result() for client in clients))
     assert seen == {"tiny", "other"}
     assert server.replicas("app0:retriever") == [replica]  # no restart, no index reload
+
+
+def _wait_until_answered_by(server: Server, name: str) -> None:
+    for _ in range(150):
+        if httpx.get(f"{server.url}/info", timeout=30).json()["encoder"].startswith(f"{name}@"):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{name} never answered")
 
 
 def test_no_passage_and_no_question_reaches_the_log(server: Server, served: Served) -> None:
