@@ -12,13 +12,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+import numpy as np
+import torch
 import yaml
 
 from armor_ray.cli import OneLineErrors, say
 from armor_ray.errors import ArmorError
+from armor_ray.models.hardware import choose_dtype, dtype_name
+from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.serving.arguments import ServingArguments
 from benchmarks import index_kinds
 from benchmarks.inputs import Inputs, load_inputs
@@ -27,11 +31,14 @@ from benchmarks.measure import one_thread
 from benchmarks.report import Outcome, Row, draw, print_table, write_page, write_summary
 from benchmarks.servers import serve_ours, serve_plain, write_workspace
 
+Name = TypeVar("Name", bound=str)
+
 PARTS = ("load", "scale")
 CLIENTS = (1, 8, 32, 128)
 _OVERLOAD = 4
-_MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.99
-_CHECKED, _WARM_UP = 40, 40
+_MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.98
+_RECALL_AT, _LEAST_RECALL = 10, 0.995
+_CHECKED, _WARM_UP, _QUERIES = 40, 40, 200
 _SECONDS_WARM = 2.0
 # A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
 _MOST_OF_DRAIN = 2.0
@@ -52,11 +59,11 @@ def main(
     """Measure serving on this machine's CPU, one thread of arithmetic a server."""
     parts, chosen = _chosen(only, PARTS, "--only"), _chosen(kinds, index_kinds.KINDS, "--kinds")
     settings = _pairs(environment, "--environment")
-    arguments = {name: yaml.safe_load(value) for name, value in _pairs(argument, "--argument").items()}
+    arguments = {"dtype": fast_dtype(), **{name: yaml.safe_load(value) for name, value in _pairs(argument, "--argument").items()}}
     one_thread()
     out.mkdir(parents=True, exist_ok=True)
     load = f"1-minute load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores for servers and clients together"
-    changed = "".join(f", {text}" for text in (*environment, *argument))
+    changed = "".join(f", {name}={value}" for name, value in (settings | arguments).items())
     conditions = f"TeleQuAD, {seconds:g} s a stretch{changed}; {load}"
     inputs = load_inputs(data)
     outcomes: list[Outcome] = []
@@ -65,7 +72,7 @@ def main(
             outcomes.append(measure_load(inputs, Path(folder), seconds, settings, arguments))
         if "scale" in parts:
             say(f"{vectors} vectors, kinds {', '.join(chosen)} ...")
-            outcomes.append(_scale(index_kinds.measure(inputs, Path(folder), vectors, chosen), out))  # type: ignore[arg-type]
+            outcomes.append(_scale(inputs, Path(folder), vectors, chosen, out))
     rows = [row for outcome in outcomes for row in outcome.rows]
     write_page(out / "report.md", outcomes, conditions)
     if rows:
@@ -75,7 +82,12 @@ def main(
     say(str(summary))
 
 
-def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
+def fast_dtype() -> str:
+    """The arithmetic that one would serve with here: bfloat16 where the CPU multiplies in it."""
+    return dtype_name(choose_dtype("auto", torch.device("cpu")))
+
+
+def _chosen(given: str, known: Sequence[Name], option: str) -> list[Name]:
     names = [name.strip() for name in given.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -121,7 +133,8 @@ def measure_load(inputs: Inputs, folder: Path, seconds: float, environment: dict
         say(f"overload: {rate:.0f} requests a second ...")
         overloaded = open_loop(urls["ours"], questions, rate, seconds)
     limits = ServingArguments(workspace=workspace.uri, **arguments)
-    return _load_outcome(loads, overloaded, rate, alike, limits)
+    outcome = _load_outcome(loads, overloaded, rate, alike, limits)
+    return Outcome([*outcome.rows, _recall_row(inputs, limits.dtype)], outcome.notes)
 
 
 def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
@@ -150,6 +163,17 @@ def _latency_row(ours: Load, theirs: Load) -> Row:
     return Row("p50 of a lone client", a, b, "ms", a / b, _MOST_AT_ONE, at_most=True)
 
 
+def _recall_row(inputs: Inputs, dtype: str) -> Row:
+    """Whether the served arithmetic finds what fp32 finds."""
+    questions = inputs.splits["test"].texts
+    best = [
+        exact_top_k(inputs.encoder.encode(questions, "query", dtype=arithmetic), np.asarray(inputs.vectors_CD, np.float32), _RECALL_AT)[1]
+        for arithmetic in (getattr(torch, dtype), torch.float32)
+    ]
+    kept = float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in zip(*best, strict=True)]))
+    return Row(f"recall@{_RECALL_AT} of {dtype} queries against fp32", kept, 1.0, f"recall@{_RECALL_AT}", kept, _LEAST_RECALL)
+
+
 def _rate_row(clients: int, ours: Load, theirs: Load) -> Row:
     target = _LEAST_AT_32 if clients == 32 else 1.0
     return Row(f"throughput at {clients} clients", ours.rate, theirs.rate, "requests/s", ours.rate / theirs.rate, target)
@@ -175,7 +199,9 @@ def _describe(load: Load) -> str:
 # -- scale -----------------------------------------------------------------------------------------------------------------------
 
 
-def _scale(measured: Sequence[index_kinds.Measured], out: Path) -> Outcome:
+def _scale(inputs: Inputs, folder: Path, count: int, kinds: Sequence[index_kinds.Kind], out: Path) -> Outcome:
+    queries = inputs.encoder.encode(inputs.splits["test"].texts[:_QUERIES], "query")
+    measured = index_kinds.measure(np.asarray(inputs.vectors_CD, np.float32), queries, folder, count, kinds)
     (out / "index_kinds.json").write_text(json.dumps([asdict(line) for line in measured], indent=1) + "\n", encoding="utf-8")
     notes = [
         f"{line.kind}, {line.vectors:,} vectors: recall@{index_kinds.K} {line.recall:.4f}, lone query p50 {line.p50_ms:.2f} ms, "
