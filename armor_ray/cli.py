@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rich.table import Table
 from armor_ray import pipeline
 from armor_ray.config import Config, load_config, parse_yaml, validate_config
 from armor_ray.errors import ArmorError
-from armor_ray.workspace import Manifest, Workspace
+from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SERVE_CONFIG = "serve_configs/retriever.yaml"
@@ -144,6 +145,39 @@ def _interval(row: dict[str, Any] | None) -> str:
 
 
 @main.command()
+@click.option("--config", "config_path", required=True, metavar="FILE", help="YAML configuration of the run.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key, e.g. candidates.pool_size=50.")
+@click.option("--gpu-tflops", default=120.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="One GPU, sustained.")
+@click.option("--core-gflops", default=100.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="One core, sustained.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list instead of a table.")
+def plan(config_path: str, overrides: tuple[str, ...], gpu_tflops: float, core_gflops: float, as_json: bool) -> None:
+    """What a run would take, with every assumption, from a sample of the data; writes nothing."""
+    config = load_config(config_path, list(overrides))
+    from armor_ray.stages.estimates.estimate import estimate
+    from armor_ray.stages.estimates.lines import Rates
+
+    lines = estimate(config, Rates(gpu_tflops * 1e12, core_gflops * 1e9))
+    if as_json:
+        click.echo(json.dumps([asdict(line) for line in lines], indent=1, allow_nan=False))
+        return
+    table = _table(f"Before the first stage of {config_path}")
+    for name in ("stage", "what"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("amount", justify="right", no_wrap=True)
+    table.add_column("assumption", overflow="fold")
+    for line in lines:
+        table.add_row(line.stage, line.what, f"{_amount(line.amount)} {line.unit}".strip(), escape(line.assumption))
+    _print(table)
+
+
+def _amount(value: float | None) -> str:
+    """Three digits of what is estimated, all of what is counted."""
+    if value is None:
+        return "?"
+    return f"{round(value):,}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+@main.command()
 @click.argument("workspace")
 def status(workspace: str) -> None:
     """What is done, stale or missing, with sizes and times."""
@@ -170,10 +204,10 @@ def _size(manifest: Manifest | None) -> tuple[str, str, str]:
 
 
 def _config_of(workspace: str) -> Config:
-    raw = Workspace(workspace).read_bytes(pipeline.CONFIG)
+    raw = Workspace(workspace).read_bytes(CONFIG)
     if raw is None:
-        raise ArmorError(f"not a workspace: no {pipeline.CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
-    where = f"{workspace}/{pipeline.CONFIG}"
+        raise ArmorError(f"not a workspace: no {CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
+    where = f"{workspace}/{CONFIG}"
     return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
 
 
@@ -235,19 +269,23 @@ def transfer(workspace: str, others: tuple[str, ...], methods: tuple[str, ...]) 
 @main.command()
 @click.argument("workspace")
 @click.option("--retriever", metavar="NAME", help="Promote this one of retrievers/ first; later runs keep it (undo: run --force promote).")
+@click.option("--force", is_flag=True, help="Promote it even where it is worse than base; the manifest keeps that.")
+@click.option("--rollback", is_flag=True, help="Promote what was promoted before; once more undoes that.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="New folder for the encoder.")
-def promote(workspace: str, retriever: str | None, folder: Path | None) -> None:
+def promote(workspace: str, retriever: str | None, force: bool, rollback: bool, folder: Path | None) -> None:
     """Choose the served query encoder, or copy it out of the workspace."""
     from armor_ray.stages import promote as stage
 
-    if retriever is None and folder is None:
-        raise ArmorError("nothing to do", where="promote", hint="give --retriever NAME, --to FOLDER or both")
+    if retriever is None and folder is None and not rollback:
+        raise ArmorError("nothing to do", where="promote", hint="give --retriever NAME, --rollback, --to FOLDER or several")
+    if rollback and retriever is not None:
+        raise ArmorError("--rollback and --retriever exclude each other", where="promote", hint="give one of them")
     opened = Workspace(workspace)
-    if retriever is not None:
-        _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
+    if retriever is not None or rollback:
+        config = _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
         with opened.lock():
-            stage.promote(opened, retriever)
-        say(f"promoted: {retriever}")
+            manifest = stage.rollback(opened) if retriever is None else stage.promote_gated(opened, config, retriever, force)
+        say(f"promoted: {manifest.details['retriever']}")
     if folder is not None:
         stage.promote_to(opened, folder)
         say(f"promoted encoder: {folder}")

@@ -49,9 +49,10 @@ DataFormat = Literal[
 class ChunkingConfig(Section):
     """How documents become passages; the default cuts every `data.passage_characters` between words."""
 
-    mode: Literal["characters", "sentences", "tokens"] = Field(
+    mode: Literal["characters", "sentences", "tokens", "whole"] = Field(
         "characters",
-        description="characters: cut between words; sentences: whole ones packed to passage_characters; tokens: windows of the encoder's.",
+        description="characters: cut between words; sentences: whole ones packed to passage_characters; tokens: windows of the encoder's; "
+        "whole: documents are finished passages.",
     )
     tokens: int = Field(128, ge=8, description="Window of the mode tokens.")
     overlap: int = Field(16, ge=0, description="Tokens that a window shares with the one before.")
@@ -59,7 +60,8 @@ class ChunkingConfig(Section):
 
     @model_validator(mode="after")
     def _check_mode_uses_what_is_set(self) -> ChunkingConfig:
-        unread = {"keep_blocks"} if self.mode == "tokens" else {"tokens", "overlap"}
+        read = {"tokens": {"tokens", "overlap"}, "whole": set()}.get(self.mode, {"keep_blocks"})
+        unread = {"tokens", "overlap", "keep_blocks"} - read
         for name in sorted(unread & self.model_fields_set):
             raise ValueError(f"{name} has no effect on mode '{self.mode}'")
         if self.overlap >= self.tokens:
@@ -275,6 +277,10 @@ class UtilityConfig(Section):
     relevant_share: float = Field(0.1, gt=0, lt=1, description="Share of validation utilities that counts as relevant in recall.")
 
 
+Prior = Literal["base", "bm25"]
+"""Retrieval scores that a reward model may start from."""
+
+
 class RewardConfig(Section):
     """The reward model R(q, d): a cross-encoder that learns the generator's ordering of passages (UAE §2.1), and its gate (§2.2)."""
 
@@ -283,11 +289,18 @@ class RewardConfig(Section):
     stock: str | None = Field(None, description="A cross-encoder to compare with in validation, by folder or id.")
     max_length: int = Field(384, ge=16, le=8192, description="Tokens of question and passage together.")
     lora: LoraConfig | None = Field(default_factory=LoraConfig, description="Train low-rank adapters; null trains all weights.")
+    priors: list[Prior] = Field(
+        default_factory=list,
+        description="Retrieval scores that the cross-encoder corrects, with learned weights; for few questions or a body that never "
+        "ranked. Empty: the cross-encoder alone, as in the paper.",
+    )
+    prior_learning_rate: float = Field(1e-2, gt=0, description="Of the priors' weights.")
     margin: float = Field(1.0, gt=0, description="δ of the pairwise margin loss.")
     gate_margin: float | None = Field(None, ge=0, description="δ of the utility gate; null: the loss's, as in the paper.")
     pairs: int = Field(8, ge=1, description="Pairs of passages drawn for a question each time it is seen.")
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(16, ge=1, description="Questions per optimizer step, summed over all workers.")
+    micro_batch: int = Field(4, ge=1, description="Questions whose pairs are encoded with a graph at a time: memory against speed.")
     learning_rate: float = Field(2e-4, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     gradient_clip: float = Field(1.0, gt=0)
@@ -303,6 +316,13 @@ class RewardConfig(Section):
         "pairwise_accuracy", description="Validation metric that picks the checkpoint."
     )
     max_failures: int = Field(3, ge=0, description="Restarts after a lost worker.")
+
+    @field_validator("priors")
+    @classmethod
+    def _check_priors(cls, priors: list[Prior]) -> list[Prior]:
+        if len(set(priors)) < len(priors):
+            raise ValueError("a score is named twice")
+        return priors
 
     @model_validator(mode="after")
     def _check_shares(self) -> RewardConfig:
@@ -445,6 +465,55 @@ class JudgeConfig(Section):
         return self
 
 
+class QuestionsConfig(Section):
+    """How questions are written from passages: the model, and the paper's sampling (ARMOR, appendix A)."""
+
+    writer: Literal["generator", "judge"] = Field(
+        "generator", description="generator: hf or vllm on an actor pool; judge: the endpoint of the section judge, within its budget."
+    )
+    generator: GeneratorConfig | None = Field(None, description="The instruction model that writes; null: the section generator.")
+    passages: int | None = Field(None, ge=1, description="At most this many passages are asked about (seeded sample); null: all.")
+    per_passage: int = Field(2, ge=1, le=10, description="Questions asked for; a passage with less in it may give fewer.")
+    temperature: float = Field(0.2, gt=0)
+    top_p: float = Field(0.9, gt=0, le=1)
+    max_new_tokens: int = Field(900, ge=16)
+    batch_size: int = Field(20, ge=1, description="Passages an actor writes about at once; what a kill may lose.")
+    technical_threshold: float = Field(0.7, ge=0, le=1, description="Scores from which the quality judge keeps a question.")
+    clarity_threshold: float = Field(0.7, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _check_writer_uses_what_is_set(self) -> QuestionsConfig:
+        if self.writer == "judge":
+            for name in sorted({"generator", "batch_size"} & self.model_fields_set):
+                raise ValueError(f"{name} has no effect on writer 'judge' (its endpoint is asked passage by passage)")
+        return self
+
+
+class CurationConfig(Section):
+    """Judged data from raw documents, or from questions whose gold passages nobody marked (ARMOR, appendix A)."""
+
+    pipeline: Literal["tele_eval", "documents", "teleqna"] = Field(
+        description="tele_eval: filter questions by domain, align them with passages of their documents; documents: filter documents, have "
+        "questions written and judged; teleqna: filter multiple-choice questions."
+    )
+    domain: str = Field(description="A shipped domain (isac, jcc, sagin) or the path of a domain file.")
+    threshold: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Score from which the domain judge keeps; null: 0.65 of pairs, 0.5 of documents, 0.7 of TeleQnA.",
+    )
+    positives: int = Field(3, ge=1, description="Most gold passages of a question.")
+    questions: QuestionsConfig = Field(default_factory=QuestionsConfig)
+
+    @model_validator(mode="after")
+    def _check_pipeline_uses_what_is_set(self) -> CurationConfig:
+        unread = {"documents": set(), "tele_eval": {"questions"}, "teleqna": {"questions", "positives"}}[self.pipeline]
+        for name in sorted(unread & self.model_fields_set):
+            raise ValueError(f"{name} has no effect on pipeline '{self.pipeline}'")
+        return self
+
+
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
 Amount = Annotated[float, Field(ge=0)] | Literal["auto"]
 
@@ -481,6 +550,7 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
     judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    curation: CurationConfig | None = Field(None, description="Not given: the data set is used as it is.")
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
     @model_validator(mode="before")
@@ -505,6 +575,7 @@ class Config(Section):
                 continue
             _require_used(name, recipe, "objective")
         _check_pools_have_rewards(self)
+        _check_curation(self)
         return self
 
 
@@ -512,6 +583,17 @@ def _check_pools_have_rewards(config: Config) -> None:
     chosen = [recipe for recipe in (config.objective.recipe, *config.evaluation.recipes) if recipe in REWARD_RECIPES]
     if chosen and config.candidates.refresh != "never":
         raise ValueError(f"candidates.refresh '{config.candidates.refresh}' adds passages without rewards to the pools of '{chosen[0]}'")
+
+
+def _check_curation(config: Config) -> None:
+    if config.curation is None:
+        return
+    if (config.curation.pipeline == "teleqna") != (config.data.format == "teleqna"):
+        raise ValueError(f"curation.pipeline '{config.curation.pipeline}' does not fit data.format '{config.data.format}'")
+    questions = config.curation.questions
+    writer = questions.generator or config.generator
+    if config.curation.pipeline == "documents" and questions.writer == "generator" and writer.engine == "openai":
+        raise ValueError("the openai engine keeps no budget and writes no questions (set curation.questions.writer: judge)")
 
 
 def _is_section(name: str) -> bool:
@@ -579,7 +661,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
-        raise ArmorError(f"not valid YAML ({getattr(error, 'problem', None) or error})", where=line) from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())  # PyYAML's own text may take several lines
+        raise ArmorError(f"not valid YAML ({problem})", where=line) from None
     if raw is None:
         return {}
     if not isinstance(raw, dict):

@@ -15,10 +15,9 @@ from armor_ray.errors import ArmorError
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.limits import check_sizes
 from armor_ray.stages.plans import PLANS
-from armor_ray.workspace import Manifest, Workspace
+from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 STAGE_NAMES = tuple(PLANS)
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,8 @@ def resolved_config(config: Config) -> str:
     """What was set, as YAML that holds from any folder: paths are absolute, the password is left out."""
     raw = config.model_dump(exclude_unset=True, mode="json")
     places = [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
+    curation = raw.get("curation") or {}
+    places += [(curation, "domain"), (curation.get("questions", {}).get("generator") or {}, "model")]
     places += [(item, "model") for items in raw.get("baselines", {}).values() for item in items]
     for values, key in places:
         value = values.get(key)

@@ -33,6 +33,7 @@ from armor_ray.errors import ArmorError
 from armor_ray.locks import folder_lock, object_lock
 
 MANIFEST = "manifest.json"
+CONFIG = "config.yaml"  # beside the artifacts: what the workspace was made by
 LOCK = ".lock"
 SCHEMA_VERSION = 1
 _MAPPINGS = ("inputs", "config", "rows", "details", "files", "versions")

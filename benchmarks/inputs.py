@@ -1,4 +1,4 @@
-"""What every benchmark but (e) runs on: TeleQuAD as `make eval` prepares it, with the base encoder's pools of its training questions.
+"""What benchmarks but (e) and (f) run on: TeleQuAD as `make eval` prepares it, with the base encoder's pools of its training questions.
 
 Shape legend: Q questions, C passages, D embedding dimension.
 """
@@ -34,6 +34,7 @@ class Scale:
         passages: of the test specifications that (b) embeds; None: all.
         steps: authors' steps that (c) takes.
         ray_passages: that (e) embeds.
+        documents: that (f) prepares, and then ten times as many.
         repeats: of each race; medians count.
     """
 
@@ -41,12 +42,13 @@ class Scale:
     passages: int | None
     steps: int
     ray_passages: int
+    documents: int
     repeats: int
 
 
 SCALES = {
-    "small": Scale(groups=4, passages=256, steps=1, ray_passages=1000, repeats=1),
-    "full": Scale(groups=8, passages=1000, steps=3, ray_passages=10_000, repeats=3),
+    "small": Scale(groups=4, passages=256, steps=1, ray_passages=1000, documents=8500, repeats=1),
+    "full": Scale(groups=8, passages=1000, steps=3, ray_passages=10_000, documents=10_000, repeats=3),
 }
 
 

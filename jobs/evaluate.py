@@ -1,6 +1,6 @@
 """All recipes side by side on the test split: results, report and figures.
 
-    ray job submit --address http://127.0.0.1:8265 -- python jobs/evaluate.py [--config C] [--workspace W] [--set KEY=VALUE]
+ray job submit --address http://127.0.0.1:8265 -- python jobs/evaluate.py [--config C] [--workspace W] [--set KEY=VALUE]
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Documents and questions -> passages and the three splits.
 
-    ray job submit --address http://127.0.0.1:8265 -- python jobs/prepare_data.py [--config C] [--workspace W] [--set KEY=VALUE]
+ray job submit --address http://127.0.0.1:8265 -- python jobs/prepare_data.py [--config C] [--workspace W] [--set KEY=VALUE]
 """
 
 from pathlib import Path

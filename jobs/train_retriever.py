@@ -1,6 +1,6 @@
 """The sweep on Ray Tune, then every recipe and seed on Ray Train.
 
-    ray job submit --address http://127.0.0.1:8265 -- python jobs/train_retriever.py [--config C] [--workspace W] [--set KEY=VALUE]
+ray job submit --address http://127.0.0.1:8265 -- python jobs/train_retriever.py [--config C] [--workspace W] [--set KEY=VALUE]
 """
 
 from pathlib import Path

@@ -23,6 +23,7 @@ HTTP_FAULTS = {"408": 408, "409": 409, "429": 429, "429 with a date": 429, "500"
 # The connection fails in some way after the request was taken.
 SLOW_FAULTS = {"silence", "drip"}
 WIRE_FAULTS = (*sorted(SLOW_FAULTS), "reset", "html", "half a body", "no choices")
+CUT_STREAM = "cut stream"
 # HTTP 200 with a reply that holds no judgement: paid for.
 REPLY_FAULTS: dict[str, Callable[[str], tuple[str, str]]] = {
     "cut": lambda text: (text[: len(text) // 2], "length"),
@@ -127,7 +128,24 @@ class ChatServer:
         await asyncio.sleep(self.delay_seconds)
         self.paid[prompt] += 1
         text, finish_reason = {**REPLY_FAULTS, **FORM_FAULTS}.get(fault or "", lambda text: (text, "stop"))(self.answer(body))
+        if body.get("stream"):
+            return await self._stream(request, text, cut=fault == CUT_STREAM)
         return web.json_response(completion(text + echoed, finish_reason))
+
+    async def _stream(self, request: web.Request, text: str, cut: bool) -> web.StreamResponse:
+        """The text word by word as server-sent events; the connection breaks after the first word when `cut`."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for word in text.split(" "):
+            delta = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}
+            choices = [{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None}]
+            await response.write(f"data: {json.dumps({**delta, 'choices': choices})}\n\n".encode())
+            if cut and request.transport is not None:
+                await asyncio.sleep(0.05)
+                request.transport.abort()
+                return response
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     def _http_fault(self, fault: str, echoed: str) -> web.Response:
         headers = {"Retry-After": str(self.retry_after_seconds)} if fault.startswith("429") else {}

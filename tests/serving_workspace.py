@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 from training_cases import WORDS, load_tiny
 
 from armor_ray.config import IndexConfig
@@ -19,7 +20,7 @@ from armor_ray.models.golden import write_golden
 from armor_ray.retrieval.dense import build_index
 from armor_ray.retrieval.index_file import save_index
 from armor_ray.stages.promote import promote
-from armor_ray.workspace import Draft, Workspace
+from armor_ray.workspace import CONFIG, Draft, Workspace
 
 QUESTIONS = [f"{WORDS[i]} {WORDS[(3 * i + 1) % 40]} {WORDS[(7 * i + 2) % 40]}" for i in range(20)]
 NUM_PASSAGES = 30
@@ -27,15 +28,17 @@ NUM_PASSAGES = 30
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The workspace's folder, the encoder it serves, and its base passage vectors [30, 32]."""
+    """The workspace's folder, the encoder it serves, the one that it came from, and its base passage vectors [30, 32]."""
 
     folder: Path
     encoder: BiEncoder
+    base: BiEncoder
     passage_vectors: np.ndarray
 
-    def top(self, question: str, k: int) -> tuple[list[int], np.ndarray]:
+    def top(self, question: str, k: int, base: bool = False) -> tuple[list[int], np.ndarray]:
         """Rows and scores of the k best passages, by plain numpy."""
-        scores = self.passage_vectors @ self.encoder.encode([question], "query")[0]
+        encoder = self.base if base else self.encoder
+        scores = self.passage_vectors @ encoder.encode([question], "query")[0]
         rows = np.argsort(-scores, kind="stable")[:k]
         return rows.tolist(), scores[rows]
 
@@ -47,8 +50,8 @@ def passage_table(count: int = NUM_PASSAGES) -> pa.Table:
         "doc_id": [f"doc{i // 3}" for i in range(count)],
         "title": [f"Título {i // 3}" for i in range(count)],
         "text": texts,
-        "source": ["source"] * count,
-        "doc_type": ["paper"] * count,
+        "source": [f"source{i % 3}" for i in range(count)],
+        "doc_type": ["paper" if i % 2 else "standard" for i in range(count)],
         "start": [0] * count,
         "end": [len(text) for text in texts],
     }
@@ -71,7 +74,9 @@ def build_workspace(folder: Path, model: Path) -> Served:
     for name, encoder in encoders.items():
         publish_encoder(workspace, f"retrievers/{name}", encoder, golden_of=encoder)
     promote(workspace, "tiny")
-    return Served(folder, encoders["tiny"], vectors)
+    settings = {"model": str(model), "max_length": 24, "query_prefix": "query: ", "passage_prefix": "passage: "}
+    workspace.write_bytes(CONFIG, yaml.safe_dump({"encoder": settings}).encode())
+    return Served(folder, encoders["tiny"], base, vectors)
 
 
 def adapted(model: Path, seed: int) -> BiEncoder:

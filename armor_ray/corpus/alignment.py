@@ -75,10 +75,15 @@ class PassageLocator:
             self._ends[doc_id].append(end)
 
     def overlapping(self, span: Span) -> list[int]:
-        """Ids of the passages that share at least one character with the span."""
-        first = bisect_right(self._ends[span.doc_id], span.start)
-        last = bisect_left(self._starts[span.doc_id], span.end)
-        return self._ids[span.doc_id][first:last]
+        """Ids of the passages that share at least one character with the span.
+
+        A span with the very bounds of a passage is that passage: windows that overlap it were judged apart.
+        """
+        starts, ends = self._starts[span.doc_id], self._ends[span.doc_id]
+        same = bisect_left(starts, span.start)
+        if same < len(starts) and (starts[same], ends[same]) == (span.start, span.end):
+            return self._ids[span.doc_id][same : same + 1]
+        return self._ids[span.doc_id][bisect_right(ends, span.start) : bisect_left(starts, span.end)]
 
     def positives(self, pair: QAPair) -> list[int]:
         """Gold passages of a pair, ascending.

@@ -138,6 +138,8 @@ def make_chunker(config: DataConfig, offsets: TokenOffsets | None = None) -> Chu
         if offsets is None:
             raise ValueError("the mode 'tokens' needs a tokenizer")
         return lambda text: chunk_tokens(text, chunking.tokens, chunking.overlap, offsets)
+    if chunking.mode == "whole":
+        return keep_whole
     if chunking.mode == "sentences":
         return lambda text: chunk_sentences(text, size, find(text))
     if chunking.keep_blocks:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from armor_ray.config import DataConfig
 from armor_ray.corpus.alignment import PassageLocator, merge_repeated
-from armor_ray.corpus.chunking import TokenOffsets, cut_passages, keep_whole, make_chunker
+from armor_ray.corpus.chunking import Chunker, TokenOffsets, cut_passages, keep_whole, make_chunker
 from armor_ray.corpus.leakage import Leak, separate
-from armor_ray.corpus.records import Corpus, QAPair
+from armor_ray.corpus.records import Corpus, Document, QAPair
 from armor_ray.corpus.schemas import EXAMPLES
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.splitting import grouping, limit_splits, split_pairs
+from armor_ray.corpus.streams import DocumentStream
 from armor_ray.errors import ArmorError
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Tables of one data set.
+class Examples:
+    """The questions of one data set, aligned with its passages and split.
 
-    `passages` has the schema PASSAGES; `examples` maps train, validation and test to tables with the schema EXAMPLES; `notes`
-    counts what was read, merged, dropped and kept; `leaks` lists the duplicates that were moved or dropped, None without
-    `data.deduplicate`.
+    `tables` maps train, validation and test to tables with the schema EXAMPLES; `notes` counts what was read, merged, dropped and
+    kept; `leaks` lists the duplicates that were moved or dropped, None without `data.deduplicate`.
     """
+
+    tables: dict[str, pa.Table]
+    notes: dict[str, int]
+    leaks: list[Leak] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All tables of one data set in memory; `passages` has the schema PASSAGES, for the others see `Examples`."""
 
     passages: pa.Table
     examples: dict[str, pa.Table]
@@ -44,29 +55,66 @@ def prepare(config: DataConfig, seed: int, offsets: TokenOffsets | None = None) 
         ArmorError: whatever is wrong with the data, with its place and remedy.
     """
     corpus = read_corpus(config)
-    passages = cut_passages(corpus.documents, keep_whole if corpus.whole_documents else make_chunker(config, offsets))
-    _require_content(passages.num_rows, len(corpus.pairs))
+    passages = cut_passages(corpus.documents, choose_chunker(config, corpus.whole_documents, offsets))
+    examples = make_examples(corpus, [passages], config, seed)
+    return Prepared(passages, examples.tables, examples.notes, examples.leaks)
+
+
+def choose_chunker(config: DataConfig, whole_documents: bool, offsets: TokenOffsets | None) -> Chunker:
+    """The chunker of a corpus whose documents are finished passages, or are to be cut as `data.chunking` says."""
+    return keep_whole if whole_documents else make_chunker(config, offsets)
+
+
+def make_examples(corpus: Corpus, shards: Iterable[pa.Table], config: DataConfig, seed: int) -> Examples:
+    """Aligns the questions with the passages and splits them. Deterministic for one `seed`.
+
+    Args:
+        corpus: what was read.
+        shards: its passages, tables with the schema PASSAGES, in order. Only those of documents that questions name stay in memory.
+        config: section `data`.
+        seed: of the split.
+
+    Raises:
+        ArmorError: too few passages, no questions, or what `separate`, `split_pairs` and `PassageLocator` refuse.
+    """
+    passages, num_passages = _asked_passages(corpus.pairs, shards, with_text=config.deduplicate)
+    _require_content(num_passages, len(corpus.pairs))
     _require_answers(corpus.pairs)
     locator = PassageLocator(passages)
     merged = merge_repeated(corpus.pairs)
     positives = {pair.example_id: locator.positives(pair) for pair in merged}
-    splits = split_pairs(corpus.documents, merged, config, seed)
+    documents = _asked_documents(corpus)
+    splits = split_pairs(documents, merged, config, seed)
     num_split = sum(map(len, splits.values()))
     leaks: list[Leak] | None = None
     if config.deduplicate:
         gold = _gold_texts(positives, passages)
-        splits, leaks = separate(splits, gold, grouping(corpus.documents, config), config.duplicate_similarity)
+        splits, leaks = separate(splits, gold, grouping(documents, config), config.duplicate_similarity)
     kept = limit_splits(splits, config)
-    examples = {name: _example_table(pairs, positives) for name, pairs in kept.items()}
     notes = {
-        **_read_notes(corpus, passages.num_rows),
+        **_read_notes(corpus, num_passages),
         "repeated_questions_merged": len(corpus.pairs) - len(merged),
         "straddling_questions_dropped": len(merged) - num_split,
         **_leak_notes(leaks),
         "questions_over_limit": sum(map(len, splits.values())) - sum(map(len, kept.values())),
         **{name: len(pairs) for name, pairs in kept.items()},
     }
-    return Prepared(passages, examples, notes, leaks)
+    return Examples({name: _example_table(pairs, positives) for name, pairs in kept.items()}, notes, leaks)
+
+
+def _asked_passages(pairs: list[QAPair], shards: Iterable[pa.Table], with_text: bool) -> tuple[pa.Table, int]:
+    """The passages of the documents that questions name, and how many passages there are in all."""
+    columns = ["passage_id", "doc_id", "start", "end", *(["text"] if with_text else [])]
+    named = pa.array(sorted({name for pair in pairs for name in pair.documents()}), pa.string())
+    found, count = [], 0
+    for shard in shards:
+        found.append(shard.select(columns).filter(pc.is_in(shard["doc_id"], value_set=named)))
+        count += len(shard)
+    return pa.concat_tables(found), count
+
+
+def _asked_documents(corpus: Corpus) -> Iterable[Document]:
+    return corpus.documents.asked if isinstance(corpus.documents, DocumentStream) else corpus.documents
 
 
 def _require_content(num_passages: int, num_questions: int) -> None:
@@ -84,8 +132,8 @@ def _require_answers(pairs: list[QAPair]) -> None:
 
 
 def _gold_texts(positives: dict[str, list[int]], passages: pa.Table) -> dict[str, list[str]]:
-    texts = passages["text"]
-    return {example_id: [texts[row].as_py() for row in rows] for example_id, rows in positives.items()}
+    text_of = dict(zip(passages["passage_id"].to_pylist(), passages["text"].to_pylist(), strict=True))
+    return {example_id: [text_of[row] for row in rows] for example_id, rows in positives.items()}
 
 
 def _leak_notes(leaks: list[Leak] | None) -> dict[str, int]:

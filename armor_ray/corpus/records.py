@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,19 @@ class QAPair:
         return {self.doc_id, *self.positive_ids, *(span.doc_id for span in self.spans)}
 
 
+class Documents(Protocol):
+    """A list of documents, or a stream that reads them anew at every iteration (see `streams`)."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def __len__(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """All that a source gives; `whole_documents` when its documents are finished passages that are not cut."""
 
-    documents: list[Document]
+    documents: Documents
     pairs: list[QAPair]
     whole_documents: bool
     notes: dict[str, int] = field(default_factory=dict)  # what the source dropped or merged, by name

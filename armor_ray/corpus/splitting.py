@@ -12,7 +12,7 @@ from armor_ray.errors import ArmorError
 SPLITS = ("train", "validation", "test")
 
 
-def split_pairs(documents: list[Document], pairs: list[QAPair], config: DataConfig, seed: int) -> dict[str, list[QAPair]]:
+def split_pairs(documents: Iterable[Document], pairs: list[QAPair], config: DataConfig, seed: int) -> dict[str, list[QAPair]]:
     """Assigns questions to train, validation and test.
 
     With `split_by: group`, the groups that have questions (documents, or sources) are ranked by a hash of seed and name:
@@ -44,7 +44,7 @@ def limit_splits(splits: dict[str, list[QAPair]], config: DataConfig) -> dict[st
     return {name: pairs[: limits[name]] for name, pairs in splits.items()}
 
 
-def grouping(documents: list[Document], config: DataConfig) -> Callable[[QAPair], set[str]]:
+def grouping(documents: Iterable[Document], config: DataConfig) -> Callable[[QAPair], set[str]]:
     """The function from a question to the groups that must not straddle splits.
 
     Raises:

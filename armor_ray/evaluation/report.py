@@ -13,7 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from armor_ray.errors import ArmorError
-from armor_ray.evaluation import figures, latency_figure, reward_figures, tables
+from armor_ray.evaluation import data_figures, figures, latency_figure, reward_figures, tables
+from armor_ray.evaluation.data_card import DataCard
 from armor_ray.evaluation.examples import Examples
 from armor_ray.evaluation.labels import (
     ANSWER_METRICS,
@@ -55,6 +56,7 @@ class ReportData:
         by_utility: how many questions were asked of the generator, how many count in ExpUtil@1 (`expected`) and in the `utility:`
             metrics (`relevant`), and the `threshold` of these; None where it was asked nothing.
         rewards: what the reward stages found; None where no recipe uses them, and left out then.
+        card: the data set; left out where None.
         facts: about the data and the run, in order: counts, truncations, skipped pairs.
         notes: sentences that a reader must know (what was approximated, what failed).
         config: the resolved configuration as YAML.
@@ -74,6 +76,7 @@ class ReportData:
     examples: Examples | None = None
     by_utility: Mapping[str, float | int | None] | None = None
     rewards: RewardReport | None = None
+    card: DataCard | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     config: str = ""
@@ -128,6 +131,10 @@ def _draw(folder: Path, data: ReportData) -> dict[str, Path]:
     if data.rewards is not None:
         drawn["utility"] = reward_figures.utility_figure(data.rewards, folder / "utility.png")
         drawn["agreement"] = reward_figures.agreement_figure(data.rewards.agreements, folder / "agreement.png")
+    if data.card is not None:
+        drawn["lengths"] = data_figures.lengths_figure(data.card, folder / "lengths.png")
+        if data.card.curation is not None and data.card.curation.scores:
+            drawn["scores"] = data_figures.scores_figure(data.card.curation.scores, folder / "scores.png")
     return drawn
 
 
@@ -156,6 +163,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "answer_differences": tables.differences_table(data.rows, ANSWER_METRICS, alone, BASE_RAG),
         **_protocols(data),
         "rewards": data.rewards,
+        "card": data.card,
         "sweep": tables.sweep_table(data.sweep, data.metric) if data.sweep else None,
         "absent": _absent(data, results is not None, has_fusion, answers is not None),
         "ABOVE": tables.ABOVE,

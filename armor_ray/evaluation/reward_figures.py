@@ -14,7 +14,7 @@ from armor_ray.evaluation.drawing import GREY, grid, legend, save
 from armor_ray.evaluation.reward_report import RewardReport, agreement_label, gold_deltas
 
 _GOLD, _OTHER, _DELTA = "#228833", "#EE6677", "#4477AA"
-_COLOURS = {"bm25": "#B59A1D", "base": "#4477AA", "cross_encoder": "#AA3377", "reward": "#228833"}
+_COLOURS = {"bm25": "#B59A1D", "base": "#4477AA", "cross_encoder": "#AA3377", "priors": "#66CCEE", "reward": "#228833"}
 _TITLES = {"pairwise_accuracy": "Pairwise accuracy"}
 _BINS = 60
 

@@ -17,7 +17,7 @@ from armor_ray.evaluation.tables import Cell, Table
 
 GOLD_ACCURACY = "gold_accuracy"
 _METRICS = {"pairwise_accuracy": "Pairwise accuracy", GOLD_ACCURACY: "Gold above other"}
-_METHODS = {"reward": "Reward model", "cross_encoder": "Stock cross-encoder"}
+_METHODS = {"reward": "Reward model", "priors": "Its priors alone", "cross_encoder": "Stock cross-encoder"}
 
 
 @dataclass(frozen=True, slots=True)

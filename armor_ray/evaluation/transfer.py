@@ -62,7 +62,7 @@ def _bars(axis: Axes, shown: Sequence[tuple[int, Row]], marked: Sequence[bool], 
             axis.annotate("*", (place, row.high), (0, 1), textcoords="offset points", ha="center", fontsize=13)
 
 
-def _fill(method: str) -> dict[str, str]:
+def _fill(method: str) -> dict[str, Any]:
     """A recipe's colour; its variants share it and are hatched."""
     colour = "#BBBBBB" if method == BASE else method_style(method)[0]
     hatch = "".join(mark for variant, mark in (("/swept", ".."), ("/interpolated", "//")) if variant in method)

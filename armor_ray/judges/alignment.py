@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from armor_ray.evaluation.answers import normalise_answer
@@ -55,8 +56,7 @@ class ChunkAlignment(Judge[CandidateChunk]):
 
     def stand_in_scores(self, item: CandidateChunk) -> dict[str, float]:
         """Mean share of the question's and of the answer's different words that stand in the chunk."""
-        words = _words(item.text)
-        return {"support": (_share(_words(item.question), words) + _share(_words(item.answer), words)) / 2}
+        return {"support": (shared_words(item.question, item.text) + shared_words(item.answer, item.text)) / 2}
 
     def keep(self, items: Sequence[CandidateChunk], scores: Sequence[dict[str, float]]) -> list[bool]:
         kept = [False] * len(items)
@@ -73,9 +73,12 @@ def _questions(items: Sequence[CandidateChunk]) -> Iterator[list[int]]:
         yield list(group)
 
 
-def _words(text: str) -> set[str]:
-    return set(normalise_answer(text).split())
+def shared_words(wanted: str, text: str) -> float:
+    """Share of the different words of `wanted` that stand in `text`, in [0, 1]; articles and punctuation do not count."""
+    words = _words(wanted)
+    return len(words & _words(text)) / len(words) if words else 0.0
 
 
-def _share(wanted: set[str], found: set[str]) -> float:
-    return len(wanted & found) / len(wanted) if wanted else 0.0
+@lru_cache(maxsize=4096)  # the chunks of a document are compared with all of its questions in turn
+def _words(text: str) -> frozenset[str]:
+    return frozenset(normalise_answer(text).split())

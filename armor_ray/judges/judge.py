@@ -21,6 +21,7 @@ from armor_ray.judges.parsing import Reading, UnreadableReply
 from armor_ray.judges.request import ChatRequest, Reply
 from armor_ray.judges.templates import render
 from armor_ray.judges.verdicts import Verdict
+from armor_ray.judges.workers import run_workers
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +119,13 @@ class Judgement:
         return f"{self.judge} by {self.by}: kept {kept} of {len(self.verdicts)}{failed}{stopped}{cost}"
 
 
-def run_judge(judge: Judge[Item], items: Sequence[Item], config: JudgeConfig, cache: Path) -> Judgement:
+def run_judge(
+    judge: Judge[Item], items: Sequence[Item], config: JudgeConfig, cache: Path, *, advance: Callable[[int], None] = lambda judged: None
+) -> Judgement:
     """Judges over the configured endpoint, or by the stand-in where neither URL nor key is there; the result names which.
+
+    Args:
+        advance: called with the number of items of each finished batch; a stand-in makes none.
 
     Raises:
         ArmorError: no request can succeed; what was paid for stays in the cache.
@@ -129,7 +135,7 @@ def run_judge(judge: Judge[Item], items: Sequence[Item], config: JudgeConfig, ca
 
     async def judged() -> Judgement:
         async with ChatClient(config, cache) as client:
-            return await judge_items(judge, items, client)
+            return await judge_items(judge, items, client, advance=advance)
 
     return asyncio.run(judged())
 
@@ -166,13 +172,7 @@ async def judge_items(
                 results[position] = result
             advance(len(positions))
 
-    # Workers share one iterator: prompts of waiting items are not held in memory.
-    workers = [asyncio.create_task(work()) for _ in range(2 * client.concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
+    await run_workers(work, 2 * client.concurrency)
     return _judgement(judge, items, results, client)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import jinja2
@@ -21,6 +22,13 @@ def render_messages(name: str, **values: Any) -> tuple[Message, Message]:
 def render(name: str, **values: Any) -> str:
     """One template file; half surrogate pairs, which no request can carry, become question marks."""
     return _environment().get_template(f"{name}.j2").render(**values).encode("utf-8", "replace").decode()
+
+
+def template_texts(name: str) -> tuple[str, str]:
+    """A pair of template files as they are written: what makes replies to them stale."""
+    folder = resources.files("armor_ray.judges") / "prompts"
+    system, user = ((folder / f"{name}.{role}.j2").read_text(encoding="utf-8") for role in ("system", "user"))
+    return system, user
 
 
 @cache

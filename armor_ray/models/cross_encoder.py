@@ -18,6 +18,9 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import token_budget_batches
 from armor_ray.models.hub import loading, resolve_model
 
+PRIORS_FILE = "priors.json"
+"""Lies beside a cross-encoder that is one half of a reward model (models.reward_model)."""
+
 Pair = tuple[str, str]
 """Question and passage."""
 
@@ -35,13 +38,19 @@ class CrossEncoder(nn.Module):
         self.max_length = max_length
 
     @classmethod
-    def load(cls, folder_or_id: str | Path, max_length: int, revision: str | None = None) -> CrossEncoder:
+    def load(cls, folder_or_id: str | Path, max_length: int, revision: str | None = None, with_priors: bool = False) -> CrossEncoder:
         """Loads a trained cross-encoder from a folder or the Hugging Face hub.
+
+        Args:
+            with_priors: the caller adds the priors of a reward model itself.
 
         Raises:
             ArmorError: no such model, `max_length` beyond its positions, weights without a classification head (they would score at
-                random), or a head of more than one output.
+                random), a head of more than one output, or one half of a reward model.
         """
+        if not with_priors and (Path(folder_or_id) / PRIORS_FILE).is_file():
+            message = "this cross-encoder was trained to correct retrieval scores and ranks nothing without them"
+            raise ArmorError(message, where=str(folder_or_id), hint="use a reward model that was trained with reward.priors []")
         body, tokenizer, missing = _load_parts(str(folder_or_id), revision, {})
         if missing:
             message = f"not a cross-encoder: its weights lack {missing[0]}"

@@ -71,6 +71,52 @@ def search(index: faiss.Index, queries: np.ndarray, k: int) -> tuple[np.ndarray,
     if (rows < 0).any():
         hint = "its graph is not connected: use index.kind ivf or flat"
         raise ArmorError(f"the index found fewer than {k} passages for a question", where="search", hint=hint)
+    return _ordered(scores, rows)
+
+
+def search_within(index: faiss.Index, queries: np.ndarray, k: int, allowed: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
+    """`search` among some passages only, exactly, whatever the kind of the index: scores fp32 [Q, K] and rows int64 [Q, K].
+
+    Args:
+        queries: [Q, D] floats, Q ≥ 0.
+        k: ≥ 1; K is smaller where fewer passages are allowed.
+        allowed: bool mask [C] over the index's passages, or a range of rows, which of a flat index reads those vectors only.
+    """
+    count = len(allowed) if isinstance(allowed, range) else int(np.count_nonzero(allowed))
+    k = min(k, count)
+    if k == 0 or len(queries) == 0:
+        return np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+    exact = _exact(index)
+    selector = _selector(allowed)
+    if isinstance(exact, faiss.IndexIVF):
+        parameters = _parameters.SearchParametersIVF(sel=selector, nprobe=exact.nlist)
+    else:
+        parameters = _parameters.SearchParameters(sel=selector)
+    scores, rows = exact.search(np.ascontiguousarray(queries, np.float32), k, params=parameters)
+    return _ordered(scores, rows)
+
+
+def score_all(index: faiss.Index, queries: np.ndarray) -> np.ndarray:
+    """Inner products fp32 [Q, C] of every query with every passage, whatever the kind of the index."""
+    scores, rows = search_within(index, queries, index.ntotal, range(index.ntotal))
+    scores_QC = np.empty_like(scores)
+    np.put_along_axis(scores_QC, rows, scores, 1)
+    return scores_QC
+
+
+def _exact(index: faiss.Index) -> faiss.Index:
+    """An index over the same vectors whose exhaustive search misses none: a graph may not reach all of them."""
+    return faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+
+
+def _selector(allowed: np.ndarray | range) -> faiss.IDSelector:
+    if isinstance(allowed, range):
+        return faiss.IDSelectorRange(allowed.start, allowed.stop)
+    # FAISS's Python layer takes the array alone; its stubs describe the C++ constructor.
+    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))  # type: ignore[call-arg,arg-type]
+
+
+def _ordered(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.lexsort((rows, -scores), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 

@@ -1,270 +1,47 @@
-"""The HTTP side of one replica: routes, limits and errors. Plain FastAPI, no Ray."""
+"""The ASGI app of one replica, put together. Plain FastAPI, no Ray."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import logging
-import time
-from typing import Annotated
+from typing import Any
 
-import numpy as np
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
 
-from armor_ray.serving import metrics
-from armor_ray.serving.arguments import ServingArguments
-from armor_ray.serving.batching import Batcher, QueueFullError
-from armor_ray.serving.retriever import Answer, Job, Retriever
-from armor_ray.serving.schemas import (
-    Embedding,
-    EmbeddingsRequest,
-    EmbeddingsResponse,
-    ErrorBody,
-    Health,
-    Info,
-    QueryResult,
-    RetrieveRequest,
-    RetrieveResponse,
-    Usage,
-)
+from armor_ray.serving import page
+from armor_ray.serving.feedback import FeedbackLog
+from armor_ray.serving.generation import Generator
+from armor_ray.serving.http_errors import add_handlers
+from armor_ray.serving.middleware import Authenticate, BodyLimit, Observe
+from armor_ray.serving.routes import answer, embeddings, feedback, retrieve, state
+from armor_ray.serving.schemas import ErrorBody
+from armor_ray.serving.service import Service
+from armor_ray.serving.tokens import RateLimit, Tokens
+from armor_ray.workspace import Workspace
 
-# A batch takes milliseconds to seconds; one that runs this long never ends.
-STALLED_SECONDS = 60.0
-RETRY_AFTER_SECONDS = 1
-_ERROR_TYPES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 500: "internal", 503: "overloaded"}
-_MAX_MESSAGE = 500
-_LIMITS = ("max_query_characters", "max_queries", "max_k", "max_body_bytes")
-_logger = logging.getLogger("ray.serve")
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 413, 422, 429, 503)}
 
 
-class Service:
-    """Checks requests against the limits and hands them to the batcher."""
+def build_api(service: Service, generator: Generator | None = None, feedback_log: FeedbackLog | None = None) -> FastAPI:
+    """The ASGI app of one replica.
 
-    def __init__(self, retriever: Retriever, arguments: ServingArguments) -> None:
-        self.retriever = retriever
-        self.arguments = arguments
-        self._batcher: Batcher[Job, Answer] = Batcher(
-            retriever.answer, lambda job: len(job.texts), arguments.max_batch_size, arguments.max_ongoing_requests
-        )
-
-    @property
-    def is_stalled(self) -> bool:
-        return self._batcher.running_seconds() > STALLED_SECONDS
-
-    async def submit(self, job: Job) -> Answer:
-        try:
-            return await self._batcher.submit(job)
-        except QueueFullError:
-            message = f"{self.arguments.max_ongoing_requests} requests are being served already"
-            raise HTTPException(503, message, {"Retry-After": str(RETRY_AFTER_SECONDS)}) from None
-
-    def check_texts(self, texts: list[str], name: str) -> tuple[str, ...]:
-        if not texts:
-            raise HTTPException(422, f"{name}: empty")
-        if len(texts) > self.arguments.max_queries:
-            raise HTTPException(413, f"{name}: {len(texts)} texts, the limit is {self.arguments.max_queries}")
-        for i, text in enumerate(texts):
-            if len(text) > self.arguments.max_query_characters:
-                raise HTTPException(413, f"{name}[{i}]: {len(text)} characters, the limit is {self.arguments.max_query_characters}")
-            if not text.strip():
-                raise HTTPException(422, f"{name}[{i}]: empty text")
-            if not _is_unicode(text):
-                raise HTTPException(422, f"{name}[{i}]: half of a surrogate pair")
-        return tuple(texts)
-
-    def check_k(self, k: int) -> int:
-        if k > self.arguments.max_k:
-            raise HTTPException(422, f"k: {k}, the limit is {self.arguments.max_k}")
-        if k > self.retriever.num_passages:
-            raise HTTPException(422, f"k: {k}, the index holds {self.retriever.num_passages} passages")
-        return k
-
-    def check_model(self, model: str, dimensions: int | None) -> None:
-        if model not in self.retriever.names:
-            raise HTTPException(404, f"model: no '{model[:100]}' here, this is '{self.retriever.names[0]}'")
-        if dimensions not in (None, self.retriever.encoder.dimension):
-            raise HTTPException(422, f"dimensions: the encoder gives {self.retriever.encoder.dimension}")
-
-
-async def _service(request: Request) -> Service:
-    return request.app.state.service
-
-
-Served = Annotated[Service, Depends(_service)]
-router = APIRouter(responses={code: {"model": ErrorBody} for code in (404, 413, 422, 503)})
-
-
-@router.post("/v1/retrieve")
-async def retrieve(body: RetrieveRequest, service: Served) -> RetrieveResponse:
-    """The k best passages for each query."""
-    texts = service.check_texts(body.texts(), "queries")
-    answer = await service.submit(Job(texts, service.check_k(body.k)))
-    results = [
-        QueryResult.model_construct(query=text, truncated=cut, passages=passages)
-        for text, cut, passages in zip(texts, answer.truncated, answer.passages, strict=True)
-    ]
-    return RetrieveResponse.model_construct(encoder=service.retriever.version, results=results)
-
-
-@router.post("/v1/embeddings")
-async def embeddings(body: EmbeddingsRequest, service: Served) -> EmbeddingsResponse:
-    """Query vectors, compatible with OpenAI's clients."""
-    service.check_model(body.model, body.dimensions)
-    answer = await service.submit(Job(service.check_texts(body.texts(), "input")))
-    encode = _to_base64 if body.encoding_format == "base64" else _to_floats
-    return EmbeddingsResponse(
-        model=body.model,
-        data=[Embedding.model_construct(index=i, embedding=encode(vector)) for i, vector in enumerate(answer.vectors)],
-        usage=Usage(prompt_tokens=answer.tokens, total_tokens=answer.tokens),
-        truncated=[i for i, cut in enumerate(answer.truncated) if cut],
-    )
-
-
-@router.get("/health")
-async def health(service: Served, response: Response) -> Health:
-    """200 while batches end, 503 when one hangs."""
-    if service.is_stalled:
-        response.status_code = 503
-        return Health(status="stalled")
-    return Health(status="ok")
-
-
-@router.get("/info")
-async def info(service: Served) -> Info:
-    retriever = service.retriever
-    return Info(
-        model=retriever.names[0],
-        encoder=retriever.version,
-        dimension=retriever.encoder.dimension,
-        max_length=retriever.encoder.identity.max_length,
-        passages=retriever.num_passages,
-        limits={name: getattr(service.arguments, name) for name in _LIMITS},
-    )
-
-
-@router.get("/metrics")
-async def show_metrics() -> Response:
-    return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
-
-
-def build_api(service: Service) -> FastAPI:
-    """The ASGI app of one replica."""
+    Args:
+        generator: serves /v1/answer.
+        feedback_log: serves /v1/feedback.
+    """
     # The interactive pages fetch their scripts from other sites; /openapi.json stays.
     api = FastAPI(title="armor_ray", docs_url=None, redoc_url=None)
     api.state.service = service
-    api.include_router(router)
-    api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(RequestValidationError, _on_invalid)
-    api.add_exception_handler(Exception, _on_bug)
+    workspace = Workspace(service.arguments.workspace)
+    routers = [retrieve.router, embeddings.router, state.router]
+    routers += [page.build_router(workspace, lambda: service.retriever.encoders["adapted"].version)]
+    routers += [answer.build_router(generator)] if generator else []
+    routers += [feedback.build_router(feedback_log)] if feedback_log else []
+    for router in routers:
+        api.include_router(router, responses=_ERRORS)
+    add_handlers(api)
     api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes)
+    auth = service.arguments.auth
+    if auth.has_tokens:
+        limit = RateLimit(auth.requests_per_minute) if auth.requests_per_minute else None
+        api.add_middleware(Authenticate, tokens=Tokens(auth), limit=limit)
     api.add_middleware(Observe)
     return api
-
-
-class BodyLimit:
-    """Answers 413 before a larger body is read, whether or not its length was announced."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._max_bytes:
-            return await _error(413, self._message)(scope, receive, send)
-        received = 0
-
-        async def limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise HTTPException(413, self._message)
-            return message
-
-        return await self._app(scope, limited, send)
-
-    @property
-    def _message(self) -> str:
-        return f"the body exceeds {self._max_bytes} bytes"
-
-
-class Observe:
-    """Counts requests by route and status and times them."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        started = time.perf_counter()
-        status = 500
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except asyncio.CancelledError:
-            status = 499  # the client has gone
-            raise
-        finally:
-            # Only known routes become labels: anybody can make up paths.
-            route = getattr(scope.get("route"), "path", "unknown")
-            metrics.REQUESTS.labels(route, str(status)).inc()
-            metrics.REQUEST_SECONDS.labels(route).observe(time.perf_counter() - started)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _to_base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-
-
-def _to_floats(vector: np.ndarray) -> list[float]:
-    return vector.tolist()
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    kind = _ERROR_TYPES.get(status, "invalid_request")
-    # Messages quote the request, which may be long and need not be valid Unicode.
-    quotable = message[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
-    return JSONResponse({"error": {"type": kind, "message": quotable}}, status, headers)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(error.status_code, str(error.detail), dict(error.headers or {}))
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return _error(422, f"not valid JSON at character {first['loc'][-1]}")
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = first["msg"].removeprefix("Value error, ")
-    return _error(422, f"{place}: {message}" if place else message)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    _logger.error("request failed", exc_info=error)
-    return _error(500, "internal error")

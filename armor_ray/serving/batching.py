@@ -31,6 +31,32 @@ class _Job(Generic[Item, Result]):
     arrived: float = field(default_factory=time.monotonic)
 
 
+class Bound:
+    """A room for so many items; use it from one event loop.
+
+    Attributes:
+        held: items that are in.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more item would be refused."""
+        return self.held >= self.most
+
+    def __enter__(self) -> None:
+        """Raises QueueFullError when the room is full."""
+        if self.is_full:
+            raise QueueFullError
+        self.held += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.held -= 1
+
+
 class Batcher(Generic[Item, Result]):
     """Runs items in batches on one thread, off the event loop; use it from one event loop.
 
@@ -38,15 +64,12 @@ class Batcher(Generic[Item, Result]):
         run: maps a batch of items to their results, in order; called on the batcher's own thread.
         size: how much of a batch an item fills.
         max_batch_size: items are added while their sizes fit; a larger item goes alone.
-        max_held: items that may run or wait at once.
     """
 
-    def __init__(self, run: Callable[[list[Item]], list[Result]], size: Callable[[Item], int], max_batch_size: int, max_held: int) -> None:
+    def __init__(self, run: Callable[[list[Item]], list[Result]], size: Callable[[Item], int], max_batch_size: int) -> None:
         self._run = run
         self._size = size
         self._max_batch_size = max_batch_size
-        self._max_held = max_held
-        self._held = 0
         self._waiting: deque[_Job[Item, Result]] = deque()
         self._drain_task: asyncio.Task[None] | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch")
@@ -56,22 +79,13 @@ class Batcher(Generic[Item, Result]):
         """The item's result.
 
         A caller that is cancelled while its item waits takes it out of the queue.
-
-        Raises:
-            QueueFullError: `max_held` items are here already.
         """
-        if self._held >= self._max_held:
-            raise QueueFullError
-        self._held += 1
-        try:
-            job: _Job[Item, Result] = _Job(item, asyncio.get_running_loop().create_future())
-            self._waiting.append(job)
-            metrics.QUEUED.set(len(self._waiting))
-            if self._drain_task is None or self._drain_task.done():
-                self._drain_task = asyncio.create_task(self._drain())
-            return await job.future
-        finally:
-            self._held -= 1
+        job: _Job[Item, Result] = _Job(item, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        metrics.QUEUED.set(len(self._waiting))
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = asyncio.create_task(self._drain())
+        return await job.future
 
     def running_seconds(self) -> float:
         """How long the present batch has been running; 0 when none is."""

@@ -1,36 +1,36 @@
-"""Encoder, index and passages of one replica: texts in, vectors and passages out."""
+"""Encoders, indexes and passages of one replica: batches of requests in, vectors and passages out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import faiss
 import numpy as np
-import pyarrow as pa
 import torch
 
-from armor_ray.errors import ArmorError
-from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.models.golden import check_golden
-from armor_ray.retrieval.dense import search
-from armor_ray.retrieval.index_file import open_index
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.encoders import Arm, QueryEncoder, open_adapted, open_base
+from armor_ray.serving.indexes import IndexKey
+from armor_ray.serving.passages import Extent, PassageStore, Wanted
+from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.schemas import Passage
-from armor_ray.workspace import Manifest, Workspace, read_parquet
+from armor_ray.workspace import Workspace
 
-_COLUMNS = ("passage_id", "doc_id", "title", "text")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The texts of one request; `k` is None when only their vectors are wanted."""
+    """The texts of one request, the encoder that reads them, and what is wanted beside their vectors."""
 
     texts: tuple[str, ...]
-    k: int | None = None
+    arm: Arm = "adapted"
+    wanted: Wanted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +38,31 @@ class Answer:
     """What became of a job, text by text.
 
     Attributes:
+        arm: which encoder read all its texts.
+        encoder: that encoder.
         vectors: unit query vectors fp32 [n, D].
         tokens: tokens encoded, prefix and special tokens included.
         truncated: whether the text was cut at the encoder's maximum length.
-        passages: the k best passages, best first; empty lists for a job without k.
+        passages: the k best passages, best first; empty lists where only vectors were wanted.
+        partial: whether passages of some shard are missing.
     """
 
+    arm: Arm
+    encoder: QueryEncoder
     vectors: np.ndarray
     tokens: int
     truncated: tuple[bool, ...]
     passages: tuple[list[Passage], ...]
+    partial: bool = False
 
 
 class Retriever:
     """Answers batches of jobs; not to be called by two threads at once."""
 
-    def __init__(self, encoder: BiEncoder, index: faiss.Index, passages: pa.Table, names: Sequence[str], fingerprint: str) -> None:
-        self.encoder = encoder
-        self.names = tuple(names)
-        self.fingerprint = fingerprint
-        self.num_passages = int(index.ntotal)
-        self._index = index
-        self._columns: dict[str, pa.ChunkedArray] = {name: passages.column(name) for name in _COLUMNS}
+    def __init__(self, encoders: Mapping[Arm, QueryEncoder], store: PassageStore, reranker: PassageReranker | None = None) -> None:
+        self.encoders = encoders
+        self._store = store
+        self._reranker = reranker
 
     @classmethod
     def open(cls, workspace: Workspace, arguments: ServingArguments) -> Retriever:
@@ -69,98 +72,107 @@ class Retriever:
             ArmorError: an artifact is missing or damaged, the index holds another encoder's vectors or another corpus' passages, or
                 the encoder does not reproduce its golden vectors.
         """
-        torch.set_num_threads(arguments.threads)
-        faiss.omp_set_num_threads(arguments.threads)
-        manifest = workspace.require(arguments.artifact)
-        # An encoder whose passage side was trained, too, searches vectors of its own.
-        index_artifact = manifest.details.get("corpus", "index")
-        check_same_corpus(workspace, index_artifact)
-        folder = workspace.local(arguments.artifact)
-        encoder = BiEncoder.from_folder(folder)
-        if torch.cuda.is_available():
-            encoder.to("cuda")
-        check_golden(encoder, folder)
-        index_folder = workspace.local(index_artifact)
-        index = open_index(index_folder, encoder.identity.fingerprint())
-        passages = read_parquet(workspace.local("passages") / "passages.parquet", "prepare")
-        if len(passages) != index.ntotal:
-            message = f"the index holds {index.ntotal} vectors, the corpus has {len(passages)} passages"
-            raise ArmorError(message, where=str(index_folder), hint="rerun with --force embed")
-        return cls(encoder, index, passages, _names(arguments, manifest), manifest.details.get("fingerprint", manifest.fingerprint))
+        encoders = open_encoders(workspace, arguments)
+        store = PassageStore.open(workspace, lexical=arguments.fusion is not None)
+        for encoder in encoders.values():
+            store.require_index(encoder.index)
+        return cls(encoders, store, PassageReranker.open(arguments.reranker) if arguments.reranker else None)
 
     @property
-    def version(self) -> str:
-        """Name and fingerprint of the encoder; travels with every answer."""
-        return f"{self.names[-1]}@{self.fingerprint}"
+    def num_passages(self) -> int:
+        return self._store.num_passages
 
-    def answer(self, jobs: list[Job]) -> list[Answer]:
-        """Encodes the texts of all jobs together, then searches for those that want passages."""
-        started = time.perf_counter()
-        texts = [text for job in jobs for text in job.texts]
-        tokens, truncated = self._measure(texts)
-        vectors = self.encoder.encode(texts, "query")
-        metrics.ENCODE_SECONDS.observe(time.perf_counter() - started)
-        metrics.BATCH_TEXTS.observe(len(texts))
-        metrics.TRUNCATED.inc(sum(truncated))
-        passages = self._search(vectors, [job.k for job in jobs for _ in job.texts])
-        answers, start = [], 0
-        for job in jobs:
-            span = slice(start, start + len(job.texts))
-            answers.append(Answer(vectors[span], sum(tokens[span]), tuple(truncated[span]), tuple(passages[span])))
-            start = span.stop
+    def require_index(self, key: IndexKey) -> None:
+        """See `PassageStore.require_index`."""
+        self._store.require_index(key)
+
+    def adopt(self, encoder: QueryEncoder) -> None:
+        """Serves another adapted encoder from the next batch on; its index was required before (`require_index`)."""
+        self.encoders = {**self.encoders, "adapted": encoder}
+
+    async def extent(self, passage_id: int) -> Extent:
+        """See `PassageStore.extent`."""
+        return self._store.extent(passage_id)
+
+    async def finish(self, job: Job, answer: Answer) -> Answer:
+        """What is left to do for a job after its batch: nothing."""
+        return answer
+
+    def answer(self, jobs: Sequence[Job]) -> list[Answer]:
+        """Encodes the texts of each encoder's jobs together, then searches for those that want passages."""
+        answers = encode_jobs(self.encoders, jobs)
+        # One search for each kind of wish: an answer must not depend on what other requests of its batch ask for.
+        for (index, wanted), places in groups([(answer.encoder.index, job.wanted) for answer, job in zip(answers, jobs, strict=True)]):
+            if wanted is None:
+                continue
+            texts = [text for place in places for text in jobs[place].texts]
+            found = iter(self._search(index, texts, np.concatenate([answers[place].vectors for place in places]), wanted))
+            for place in places:
+                answers[place] = replace(answers[place], passages=tuple(next(found) for _ in jobs[place].texts))
         return answers
 
-    def _measure(self, texts: list[str]) -> tuple[list[int], list[bool]]:
-        """Tokens per text after the cut, and whether there was one."""
-        lengths = [len(row) for row in self.encoder.tokenize(texts, "query")]
-        limit = self.encoder.identity.max_length
-        # A row at the limit may have been cut or may just fit; only those are tokenised again, in full.
-        cut = [n >= limit and self.encoder.count_truncated([text], "query") > 0 for n, text in zip(lengths, texts, strict=True)]
-        return lengths, cut
-
-    def _search(self, vectors: np.ndarray, ks: list[int | None]) -> list[list[Passage]]:
-        found: list[list[Passage]] = [[] for _ in ks]
-        wanted = {k for k in ks if k is not None}
-        if not wanted:
-            return found
-        started = time.perf_counter()
-        # One search per k: an answer must not depend on what other requests of its batch ask for.
-        for k in wanted:
-            rows = [i for i, other in enumerate(ks) if other == k]
-            scores, ids = search(self._index, vectors[rows], k)
-            for row, row_scores, row_ids in zip(rows, scores, ids, strict=True):
-                found[row] = self._passages(row_scores, row_ids)
-        metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
-        return found
-
-    def _passages(self, scores: np.ndarray, ids: np.ndarray) -> list[Passage]:
-        return [
-            Passage.model_construct(rank=rank, score=float(score), **self._passage(int(row)))
-            for rank, (score, row) in enumerate(zip(scores, ids, strict=True), start=1)
-        ]
-
-    def _passage(self, row: int) -> dict[str, Any]:
-        return {name: column[row].as_py() for name, column in self._columns.items()}
+    def _search(self, index: IndexKey, texts: Sequence[str], vectors: np.ndarray, wanted: Wanted) -> list[list[Passage]]:
+        found = timed_search(self._store, index, texts, vectors, first_stage(wanted, self._reranker, self.num_passages))
+        return rerank(self._reranker, texts, found, wanted) if wanted.rerank and self._reranker else found
 
 
-def check_same_corpus(workspace: Workspace, index_artifact: str = "index") -> None:
-    """Refuses an index that was built from other passages than the workspace holds now.
+def open_encoders(workspace: Workspace, arguments: ServingArguments) -> dict[Arm, QueryEncoder]:
+    """The adapted encoder, and the base encoder where both are to be compared.
 
     Raises:
-        ArmorError: an artifact is missing, or the chain passages - embeddings - index is broken (an interrupted rerun).
+        ArmorError: an artifact is missing or damaged, or the adapted encoder does not reproduce its golden vectors.
     """
-    passages, index = workspace.require("passages"), workspace.require(index_artifact)
-    embeddings = workspace.manifest("embeddings") if index_artifact == "index" else index
-    if embeddings is None:  # not needed for serving; a slim copy of a workspace leaves it out
-        return
-    links = [(embeddings, passages)] if index is embeddings else [(index, embeddings), (embeddings, passages)]
-    for product, source in links:
-        if product.inputs.get(source.name) != source.fingerprint:
-            message = f"'{product.name}' was made of other '{source.name}' than the workspace holds"
-            raise ArmorError(message, where=workspace.uri, hint="finish the run with `armor-ray run`")
+    torch.set_num_threads(arguments.threads)
+    faiss.omp_set_num_threads(arguments.threads)
+    dtype = getattr(torch, arguments.dtype)
+    encoders: dict[Arm, QueryEncoder] = {"adapted": open_adapted(workspace, arguments.retriever, dtype)}
+    if arguments.compare:
+        encoders["base"] = open_base(workspace, dtype)
+    return encoders
 
 
-def _names(arguments: ServingArguments, manifest: Manifest) -> tuple[str, ...]:
-    """Names that /v1/embeddings accepts as `model`, the retriever's own last."""
-    own = str(manifest.details.get("retriever", arguments.retriever))
-    return (arguments.retriever,) if own == arguments.retriever else (arguments.retriever, own)
+def encode_jobs(encoders: Mapping[Arm, QueryEncoder], jobs: Sequence[Job]) -> list[Answer]:
+    """Answers without passages; the texts of each encoder's jobs are encoded together."""
+    answers: dict[int, Answer] = {}
+    for arm, places in groups([job.arm for job in jobs]):
+        started = time.perf_counter()
+        encoded = encoders[arm].encode([text for place in places for text in jobs[place].texts])
+        metrics.ENCODE_SECONDS.observe(time.perf_counter() - started)
+        metrics.BATCH_TEXTS.observe(len(encoded.vectors))
+        metrics.TRUNCATED.inc(sum(encoded.truncated))
+        start = 0
+        for place in places:
+            span = slice(start, start + len(jobs[place].texts))
+            cut = tuple(encoded.truncated[span])
+            answers[place] = Answer(arm, encoders[arm], encoded.vectors[span], sum(encoded.tokens[span]), cut, tuple([] for _ in cut))
+            start = span.stop
+    return [answers[place] for place in range(len(jobs))]
+
+
+def timed_search(store: PassageStore, index: IndexKey, texts: Sequence[str], vectors: np.ndarray, wanted: Wanted) -> list[list[Passage]]:
+    """`PassageStore.search` that shows in the metrics."""
+    started = time.perf_counter()
+    found = store.search(index, texts, vectors, wanted)
+    metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
+    return found
+
+
+def first_stage(wanted: Wanted, reranker: PassageReranker | None, num_passages: int) -> Wanted:
+    """What to search for, so that a reranker that is wanted gets enough to see."""
+    return replace(wanted, k=min(max(wanted.k, reranker.depth), num_passages)) if wanted.rerank and reranker else wanted
+
+
+def rerank(reranker: PassageReranker, texts: Sequence[str], found: Sequence[list[Passage]], wanted: Wanted) -> list[list[Passage]]:
+    """The k best of what was found, by the reranker."""
+    started = time.perf_counter()
+    ordered = [reranker.order(text, passages)[: wanted.k] for text, passages in zip(texts, found, strict=True)]
+    metrics.RERANK_SECONDS.observe(time.perf_counter() - started)
+    return ordered
+
+
+def groups(keys: Sequence[Key]) -> Iterator[tuple[Key, list[int]]]:
+    """Every different key with the places where it stands."""
+    places: dict[Key, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    yield from places.items()

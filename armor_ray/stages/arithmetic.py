@@ -16,10 +16,14 @@ def scoring_generator(context: Context) -> GeneratorConfig:
     Log-likelihoods in bf16 and in fp32 differ by tenths of a nat, so the cache must never mix them. Where the config leaves the dtype
     open, one task with a score actor's resources answers for all of them.
     """
-    config = context.config.generator
+    return settled(context, context.config.generator)
+
+
+def settled(context: Context, config: GeneratorConfig) -> GeneratorConfig:
+    """A generator's config with a dtype that is decided; the workers are asked once a run."""
     if config.dtype != "auto":
         return config
-    return context.once("scoring generator", lambda: config.model_copy(update={"dtype": _ask_a_worker(context)}))
+    return config.model_copy(update={"dtype": context.once("native dtype", lambda: _ask_a_worker(context))})
 
 
 def _ask_a_worker(context: Context) -> DtypeName:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -44,6 +42,7 @@ from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.methods import adapted_methods
 from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.rankings import BASE_CORPUS, Ranking, SplitQuestions, corpus_searched, load_split
+from armor_ray.stages.reply_cache import reply_cache
 from armor_ray.workspace import Workspace
 
 _FUSED_DEPTH = 100
@@ -106,7 +105,7 @@ class Baselines:
     def _rerank(self, row: RerankedRow) -> BaselineRow:
         texts = self._stages.texts
         with ExitStack() as opened:
-            tools = open_tools(self._config, self._test, chat_cache(self._workspace), opened)
+            tools = open_tools(self._config, self._test, reply_cache(self._workspace), opened)
             reranker = build_reranker(row.reranker, tools)
 
             def over(first: FirstStage, passages: int) -> FirstStage:
@@ -226,11 +225,3 @@ def _forgiving(chat: BlockingChat, faults: Faults) -> Chat:
             return ""
 
     return ask
-
-
-def chat_cache(workspace: Workspace) -> Path:
-    """Of the rerankers' chat models. On a local disk, as the cache needs it; one for each workspace, since budgets are kept in it."""
-    if workspace.is_local:
-        return Path(workspace.path("cache/judges.sqlite"))
-    root = Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray"))
-    return root / "judges" / f"{hashlib.sha256(workspace.uri.encode()).hexdigest()[:12]}.sqlite"

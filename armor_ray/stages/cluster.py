@@ -23,6 +23,7 @@ from armor_ray.workspace import Workspace
 # Nobody is told that this ran; and Ray's core logs a known, harmless line for every actor pool (ray#53727) at error level.
 DRIVER_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
+_GCS_PORT = "RAY_GCS_SERVER_PORT"
 _READER_CPUS = 0.5
 _FAULT = re.compile(rf"{re.escape(ArmorError.__module__)}\.{ArmorError.__name__}: (.+)")
 
@@ -49,12 +50,11 @@ def _start() -> None:
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS")
     try:
-        if address is not None:
+        if address:
             _knock(address)
-        log_workers = os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1"
-        ray.init(logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": _known_address(address)})
+        _join(_known_address(address) or _own_address())
     except (OSError, ValueError) as error:
-        if address is None:
+        if not address:
             raise
         hint = "start that cluster, or unset RAY_ADDRESS for a local one"
         raise ArmorError(f"no Ray cluster at {address}", where="RAY_ADDRESS", hint=hint) from error
@@ -63,14 +63,45 @@ def _start() -> None:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
 
 
-def _known_address(address: str | None) -> dict[str, str]:
-    """RAY_ADDRESS for actors, where it names one cluster.
+def _join(told: str) -> None:
+    """Ray with every actor told its cluster's address.
 
-    Ray Train's cleaner of placement groups asks for actor states by that variable. Where a machine runs several Rays and it is not set, the
+    Ray Train's cleaner of placement groups asks for actor states by RAY_ADDRESS. Where a machine runs several Rays and it is not set, the
     cleaner dies, a trial that was stopped early keeps its CPUs, and the sweep waits for ever.
     """
+    log_workers = os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1"
+    with _environment(_GCS_PORT, told.rpartition(":")[2]):  # read by a Ray that starts here
+        ray.init(logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": {"RAY_ADDRESS": told}})
+    found = ray.get_runtime_context().gcs_address
+    if found.rpartition(":")[2] != told.rpartition(":")[2]:  # without RAY_ADDRESS, Ray joins what `ray start` began on this machine
+        ray.shutdown()
+        ray.init(found, logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": {"RAY_ADDRESS": found}})
+
+
+def _known_address(address: str | None) -> str | None:
+    """The address, where it is that of one cluster."""
     host, _, port = (address or "").rpartition(":")
-    return {"RAY_ADDRESS": f"{host}:{port}"} if host and "/" not in host and port.isdigit() else {}
+    return f"{host}:{port}" if host and "/" not in host and port.isdigit() else None
+
+
+def _own_address() -> str:
+    """Where a Ray that is yet to start here shall listen."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """The variable, set for the duration."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _knock(address: str) -> None:

@@ -22,6 +22,7 @@ from armor_ray.evaluation.summary import Row, metric_rows, write_summary
 from armor_ray.evaluation.trec import write_qrels, write_run
 from armor_ray.stages.answer import load_answers
 from armor_ray.stages.baselines import rank_baselines
+from armor_ray.stages.card import load_card
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.evaluated import Evaluated, Method, Values
@@ -58,7 +59,8 @@ def run_all(context: Context, todo: list[Plan]) -> None:
         _write_results(draft.path, evaluated, split)
         write_report(draft.path, _report_data(context, evaluated, rows, split, rankers, by_utility))
         draft.rows |= {"rows": len(rows), "questions": len(split.questions)}
-        draft.details |= {"summary": summary.name, **({"faults": faults} if faults else {})}
+        tuned = {encoder: weight for method in evaluated.methods for encoder, weight in method.tuned.items()}
+        draft.details |= {"summary": summary.name, "fusion_weights": tuned, **({"faults": faults} if faults else {})}
         draft.details |= {"by utility": by_utility.facts()} if by_utility is not None else {}
 
     context.publish(plan, write)
@@ -110,10 +112,11 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers, base: Qu
     yield Method(BM25, [rankers.lexical(split.questions)], BASE, pooled=pools.ranked([rankers.bm25]) if pools else [])
     validation = load_split(workspace, "validation")
     base_fusion = f"{BM25}+{BASE}"
-    yield _fused(config, base_fusion, [(rankers, base)], split, validation, None, pools)
+    yield _fused(config, base_fusion, {BASE: (rankers, base)}, split, validation, None, pools)
     for row in adapted:
         if row.is_main:
-            yield _fused(config, f"{BM25}+{row.method}", trained(row), split, validation, base_fusion, pools)
+            seeds = dict(zip(row.artifacts, trained(row), strict=True))
+            yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, base_fusion, pools)
     for found in rank_baselines(config, workspace, rankers.depth, context.say, pools.pool_QN if pools else None):
         yield Method(found.method, [found.ranking], BASE, found.weight, found.faults, [found.pooled] if found.pooled else [])
 
@@ -121,7 +124,7 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers, base: Qu
 def _fused(
     config: Config,
     name: str,
-    seeds: list[tuple[Rankers, QueryVectors]],
+    seeds: dict[str, tuple[Rankers, QueryVectors]],
     split: SplitQuestions,
     validation: SplitQuestions,
     reference: str | None,
@@ -129,10 +132,13 @@ def _fused(
 ) -> Method:
     """Convex fusion with BM25, the weight tuned on validation for each seed's encoder."""
     grid, k = config.evaluation.fusion_grid, config.training.metric_depth
-    weights = [rankers.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for rankers, v in seeds]
-    rankings = [rankers.fused(v["test"], split.questions, weight) for (rankers, v), weight in zip(seeds, weights, strict=True)]
-    stages = [rankers.fused_stage(v["test"], split.questions, weight) for (rankers, v), weight in zip(seeds, weights, strict=True)]
-    return Method(name, rankings, reference, float(np.mean(weights)), pooled=pools.ranked(stages) if pools else [])
+    weights = {
+        encoder: own.fusion_weight(v["validation"], validation.questions, validation.gold, grid, k) for encoder, (own, v) in seeds.items()
+    }
+    rankings = [own.fused(v["test"], split.questions, weights[encoder]) for encoder, (own, v) in seeds.items()]
+    stages = [own.fused_stage(v["test"], split.questions, weights[encoder]) for encoder, (own, v) in seeds.items()]
+    pooled = pools.ranked(stages) if pools else []
+    return Method(name, rankings, reference, float(np.mean(list(weights.values()))), pooled=pooled, tuned=weights)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------------
@@ -214,6 +220,7 @@ def _report_data(
         examples=_examples(evaluated, adapted, split, rankers),
         by_utility=by_utility.facts() if by_utility is not None else None,
         rewards=load_reward_results(workspace) if needs_rewards(config) else None,
+        card=load_card(workspace, config),
         facts=_facts(workspace),
         config=yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False),
         versions=package_versions(),

@@ -22,6 +22,7 @@ class Method:
         reference: the method that it is compared with; None for that method itself.
         fusion_weight: of the dense side, mean over the seeds.
         faults: replies of a judge that could not be used, by kind.
+        tuned: the fusion weight of each encoder, by its artifact or as `base`.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Method:
     fusion_weight: float | None = None
     faults: dict[str, int] = field(default_factory=dict)
     pooled: list[Ranking] = field(default_factory=list)
+    tuned: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

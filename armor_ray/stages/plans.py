@@ -21,6 +21,7 @@ from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.hub import identify_model
 from armor_ray.stages.baseline_methods import baselines_identity, check_names
 from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.curated import ARTIFACT
 from armor_ray.stages.methods import (
     INTERPOLATED,
     Variant,
@@ -40,12 +41,35 @@ TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
 """What every training table is assembled from."""
 
 
+def curate(context: Context) -> list[Plan]:
+    """Begins everything, where a section `curation` says how the data files become a data set."""
+    if context.config.curation is None:
+        return []
+    from armor_ray.stages.curation_plan import curation_settings  # the judges' client library, which no other plan needs
+
+    data, questions = context.config.data, context.config.curation.questions
+    inputs = _data_inputs(context)
+    if context.config.curation.pipeline == "documents" and questions.writer == "generator":
+        writer = questions.generator
+        identity = _generator(context) if writer is None else context.once("writer", lambda: generator_identity(writer))
+        inputs["writer"] = fingerprint("writer", identity, {})
+    cutting = {"format": data.format, "passage_characters": data.passage_characters, "chunking": data.chunking.model_dump()}
+    return [Plan(ARTIFACT, "curate", {"data": cutting, **curation_settings(context)}, inputs)]
+
+
 def prepare(context: Context) -> list[Plan]:
     """Both come out of one pass over the data files; where these lie does not matter."""
     data = context.config.data
     # Settings younger than the first workspaces count only where they are not at their defaults: those workspaces stay valid.
     at_default = {name for name in ("chunking", "deduplicate", "duplicate_similarity") if _is_default(data, name)}
     config = data.model_dump(exclude={"name", "path", *at_default})
+    inputs = _data_inputs(context) if context.config.curation is None else context.inputs(ARTIFACT)
+    return [Plan(name, "prepare", {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
+
+
+def _data_inputs(context: Context) -> dict[str, str]:
+    """The data files, and what else decides how documents are cut."""
+    data = context.config.data
     inputs = {"data files": fingerprint_files(source_files(data))}
     if data.format == "documents":
         # A document's name is its id.
@@ -53,7 +77,7 @@ def prepare(context: Context) -> list[Plan]:
         inputs["file names"] = fingerprint("names", {"names": names}, {})
     if data.chunking.mode == "tokens":
         inputs["encoder"] = fingerprint("tokens", _encoder(context), {})
-    return [Plan(name, "prepare", {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
+    return inputs
 
 
 def _is_default(section: BaseModel, name: str) -> bool:
@@ -251,6 +275,7 @@ def main_retrievers(config: Config) -> list[str]:
 
 
 PLANS: dict[str, Callable[[Context], list[Plan]]] = {
+    "curate": curate,
     "prepare": prepare,
     "embed": embed,
     "index": index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.train
+import torch
 from ray.data import ActorPoolStrategy
 from tqdm import tqdm
 
+from armor_ray.config import Prior
 from armor_ray.corpus.schemas import CANDIDATES, PAIR_UTILITIES, REWARDS, validate_table
 from armor_ray.errors import ArmorError
 from armor_ray.evaluation.agreement import agreement, gold_accuracy
@@ -22,6 +25,7 @@ from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.prepare import load_examples, load_passages
 from armor_ray.stages.train_runs import discard_damaged_run, fault_of, torch_run
 from armor_ray.training.reward_pairs import RewardPools, RewardTable
+from armor_ray.training.reward_priors import fit_priors
 from armor_ray.training.table import PADDING, pad_pools
 from armor_ray.workspace import Draft, Workspace, read_parquet
 
@@ -35,7 +39,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     """Trains what is missing; a killed training resumes from its checkpoint."""
     connect(context.workspace)
     plans = {plan.name: plan for plan in todo}
-    table = load_reward_table(context.workspace)
+    table = load_reward_table(context.workspace, tuple(context.config.reward.priors))
     reference = [ray.put(table)]
     if MODEL in plans:
         _train(context, plans[MODEL], reference)
@@ -48,15 +52,15 @@ def run_all(context: Context, todo: list[Plan]) -> None:
 # -- data --------------------------------------------------------------------------------------------------------------------------
 
 
-def load_reward_table(workspace: Workspace) -> RewardTable:
-    """Pools and utilities of both splits, with the passages' texts."""
+def load_reward_table(workspace: Workspace, priors: tuple[Prior, ...]) -> RewardTable:
+    """Pools and utilities of both splits, with the passages' texts and the scores that the reward model corrects."""
     facts = workspace.require("pair_utilities").details
-    pools = {split: _load_pools(workspace, split) for split in SPLITS}
     texts = load_passages(workspace, "text").column("text").to_pylist()
-    return RewardTable(pools["train"], pools["validation"], texts, facts["noise_floor"], facts["relevance_threshold"])
+    pools = {split: _load_pools(workspace, split, texts, priors) for split in SPLITS}
+    return RewardTable(pools["train"], pools["validation"], texts, facts["noise_floor"], facts["relevance_threshold"], priors)
 
 
-def _load_pools(workspace: Workspace, split: str) -> RewardPools:
+def _load_pools(workspace: Workspace, split: str, texts: list[str], priors: tuple[Prior, ...]) -> RewardPools:
     candidates = workspace.local("candidates") / f"{split}.parquet"
     pools = validate_table(read_parquet(candidates, "candidates"), CANDIDATES, str(candidates))
     path = workspace.local("pair_utilities") / f"{split}.parquet"
@@ -72,13 +76,19 @@ def _load_pools(workspace: Workspace, split: str) -> RewardPools:
     if rows["passage_id"].to_pylist() != pool_QN[valid_QN].tolist():
         raise ArmorError("utilities of other pools than the workspace holds", where=str(path), hint="rerun with --force utility")
     filled = {name: _fill(valid_QN, values) for name, values in columns.items()}
+    questions = load_examples(workspace, split)["question"].to_pylist()
+    scores: dict[Prior, Callable[[], np.ndarray]] = {
+        "base": lambda: filled["scores"],
+        "bm25": lambda: bm25_scores(texts, questions, pool_QN),
+    }
     return RewardPools(
         example_ids=pools["example_id"].to_pylist(),
-        questions=load_examples(workspace, split)["question"].to_pylist(),
+        questions=questions,
         pool_QN=pool_QN,
         positive_QN=filled["is_positive"] == 1,
         utility_QN=filled["utility"],
         base_QN=filled["scores"],
+        prior_QNF=np.stack([scores[name]() for name in priors], axis=-1) if priors else np.empty((*pool_QN.shape, 0), np.float32),
     )
 
 
@@ -130,14 +140,17 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
     config = context.config
     rewards = {split: np.full(table.split(split).pool_QN.shape, np.nan, np.float32) for split in SPLITS}
     _score(context, str(context.local(MODEL)), table, reference, rewards, "reward")
-    methods = {"bm25": _bm25_scores(table), "base": table.validation.base_QN, "reward": rewards["validation"]}
+    pools = table.validation
+    methods = {"bm25": bm25_scores(table.texts_C, pools.questions, pools.pool_QN), "base": pools.base_QN, "reward": rewards["validation"]}
+    priors = fit_priors(table, config.seed)
+    if priors is not None:  # what the cross-encoder adds to them
+        methods["priors"] = priors(torch.from_numpy(pools.prior_QNF)).detach().numpy()
     if config.reward.stock is not None:
         stock = {"validation": np.full_like(rewards["validation"], np.nan)}
         _score(context, resolve_model(config.reward.stock), table, reference, stock, "stock")
         methods["cross_encoder"] = stock["validation"]
     agreements = [{"method": name, **_agreement(scores_QN, table)} for name, scores_QN in methods.items()]
-    utilities = table.validation
-    generator = gold_accuracy(utilities.utility_QN, utilities.positive_QN, ~np.isnan(utilities.utility_QN))
+    generator = gold_accuracy(pools.utility_QN, pools.positive_QN, ~np.isnan(pools.utility_QN))
 
     def write(draft: Draft) -> None:
         for split, reward_QN in rewards.items():
@@ -178,9 +191,10 @@ def _score(context: Context, model: str, table: RewardTable, reference: list[Any
             bar.update(len(batch["split"]))
 
 
-def _bm25_scores(table: RewardTable) -> np.ndarray:
-    pools, bm25 = table.validation, Bm25(table.texts_C)
-    rows = [bm25.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(pools.questions, pools.pool_QN, strict=True)]
+def bm25_scores(texts: Sequence[str], questions: Sequence[str], pool_QN: np.ndarray) -> np.ndarray:
+    """BM25 of every pool entry, fp32 [Q, N]; of passage 0 for padding."""
+    bm25 = Bm25(texts)
+    rows = [bm25.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(questions, pool_QN, strict=True)]
     return np.stack(rows)
 
 

@@ -20,7 +20,7 @@ def load_reward_results(workspace: Workspace) -> RewardReport:
     Raises:
         ArmorError: one of the stages has not run.
     """
-    table = load_reward_table(workspace)
+    table = load_reward_table(workspace, ())
     rewards, gate = workspace.require(REWARDS_NAME), workspace.require(NEGATIVES)
     pools = table.validation
     reward_QN = np.full(pools.pool_QN.shape, np.nan, np.float32)

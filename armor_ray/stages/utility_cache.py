@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from armor_ray.errors import ArmorError
 from armor_ray.models.generators.protocol import ScoreRequest, ScoreResult
-from armor_ray.workspace import Workspace, parquet_bytes
+from armor_ray.stages.shards import Shards
+from armor_ray.workspace import Workspace
 
 _SCHEMA = pa.schema([("key", pa.binary(16)), ("log_likelihood", pa.float32()), ("tokens", pa.int32()), ("error", pa.string())])
 
@@ -43,6 +41,7 @@ class UtilityCache:
         self._workspace = workspace
         self._folder = f"cache/utilities/{name}"
         self._identity = generator_identity
+        self._shards = Shards(workspace, self._folder, _SCHEMA)
 
     def load(self) -> dict[bytes, Entry]:
         """All entries of this generator.
@@ -50,19 +49,7 @@ class UtilityCache:
         Raises:
             ArmorError: a shard is corrupt; deleting it costs only its own pairs.
         """
-        entries: dict[bytes, Entry] = {}
-        for name in self._workspace.files(self._folder):
-            if not name.endswith(".parquet"):
-                continue
-            data = self._workspace.read_bytes(name)
-            try:
-                table = pq.read_table(pa.BufferReader(data))
-                columns = [table.column(field.name).to_pylist() for field in _SCHEMA]
-            except (pa.ArrowException, KeyError, OSError):
-                where, hint = self._workspace.location(name), "delete it; only its pairs are scored again"
-                raise ArmorError("not a readable shard of utilities", where=where, hint=hint) from None
-            entries.update((key, (value, tokens, error)) for key, value, tokens, error in zip(*columns, strict=True))
-        return entries
+        return {key: (value, tokens, error) for key, value, tokens, error in self._shards.rows()}
 
     def append(self, requests: Iterable[ScoreRequest], results: Iterable[ScoreResult]) -> dict[bytes, Entry]:
         """Stores one scored batch as a shard of its own; returns its entries."""
@@ -71,9 +58,7 @@ class UtilityCache:
             for answer, score in zip(request.answers, result.scores, strict=True):
                 key = answer_key(request.question, request.passage, answer)
                 entries[key] = (score.log_likelihood, score.tokens, None) if score else (None, None, result.error or "not scored")
-        columns = [list(entries), *map(list, zip(*entries.values(), strict=True))] if entries else [[], [], [], []]
-        table = pa.table([pa.array(c, type=f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
-        self._workspace.write_bytes(f"{self._folder}/part-{uuid.uuid4().hex}.parquet", parquet_bytes(table))
+        self._shards.append([(key, *entry) for key, entry in entries.items()])
         return entries
 
     def describe(self) -> None:

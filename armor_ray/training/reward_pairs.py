@@ -1,6 +1,6 @@
 """What the reward model learns from: pools with utilities, and pairs of passages drawn from them.
 
-Shape legend: Q questions, N pool columns, M pairs.
+Shape legend: Q questions, N pool columns, M pairs, F priors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class RewardPools:
         positive_QN: gold passages of the question.
         utility_QN: fp32, NaN for padding and for pairs that the generator could not score.
         base_QN: the base bi-encoder's scores of the pool; read only where there is a utility.
+        prior_QNF: fp32, retrieval scores that the reward model corrects, in the order of the table's `priors`.
     """
 
     example_ids: list[str]
@@ -31,6 +32,7 @@ class RewardPools:
     positive_QN: np.ndarray
     utility_QN: np.ndarray
     base_QN: np.ndarray
+    prior_QNF: np.ndarray
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -38,7 +40,7 @@ class RewardPools:
     def between(self, start: int, stop: int | None) -> RewardPools:
         """The questions from `start` to before `stop`; to the end for None."""
         part = slice(start, stop)
-        arrays = (self.pool_QN, self.positive_QN, self.utility_QN, self.base_QN)
+        arrays = (self.pool_QN, self.positive_QN, self.utility_QN, self.base_QN, self.prior_QNF)
         return RewardPools(self.example_ids[part], self.questions[part], *(array[part] for array in arrays))
 
     def with_pairs(self, noise_floor: float) -> np.ndarray:
@@ -52,7 +54,7 @@ class RewardPools:
 
 @dataclass(slots=True)
 class RewardTable:
-    """Both splits, the passages' texts by row, and what tells a difference of utilities from noise.
+    """Both splits, the passages' texts by row, what tells a difference of utilities from noise, and the names of the F priors.
 
     Raises:
         ArmorError: a split without a pair of passages whose utilities differ.
@@ -63,6 +65,7 @@ class RewardTable:
     texts_C: Sequence[str]
     noise_floor: float
     threshold: float
+    priors: tuple[str, ...] = ()
 
     def split(self, name: str) -> RewardPools:
         """`train` or `validation`."""

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Mist
 from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
 from armor_ray.models.generators import load_generator
-from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest
+from armor_ray.models.generators.protocol import GenerationRequest, Sampling, ScoreRequest, WritingRequest
 from armor_ray.models.hub import resolve_model
 
 PASSAGES = (
@@ -128,6 +128,15 @@ GENERATIONS = [
 ]
 
 
+# So cold that what is drawn is the most likely token, in which the engines agree.
+SAMPLING = Sampling(temperature=0.001, top_p=0.9, max_new_tokens=10)
+WRITINGS = [
+    WritingRequest("Write one short sentence about beams.", seed=1),
+    WritingRequest("Say only the word yes.", seed=2**63 - 1),
+    WritingRequest("word " * 600, seed=3),
+]
+
+
 def test_hf_generates_what_plain_greedy_search_does(hf, plain):
     tokenizer, model = plain
     for request, text in zip(GENERATIONS, hf.generate(GENERATIONS), strict=True):
@@ -194,13 +203,15 @@ def test_folder_without_weights_is_refused(tmp_path):
 VLLM_SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from test_generators import GENERATIONS, config, requests
+from test_generators import GENERATIONS, SAMPLING, WRITINGS, config, requests
 from armor_ray.models.generators import load_generator
 from armor_ray.models.generators.protocol import ScoreRequest
 vllm = load_generator(config(engine="vllm"))
 faulty = ScoreRequest("faulty", "why?", "passage", ("word " * 600, "yes"))
+written = [text and [text.text, text.cut] for text in vllm.write(WRITINGS, SAMPLING)]
 results = [[(s.log_likelihood, s.tokens) if s else None for s in r.scores] + [r.error] for r in vllm.score([*requests(), faulty])]
-print("RESULT", json.dumps({"scores": results, "texts": vllm.generate(GENERATIONS), "window": vllm.identity()["window"]}))
+texts, window = vllm.generate(GENERATIONS), vllm.identity()["window"]
+print("RESULT", json.dumps({"scores": results, "texts": texts, "window": window, "written": written}))
 """
 
 
@@ -221,6 +232,8 @@ def test_vllm_agrees_with_hf(hf):
     assert "answer 0" in error
     assert got["texts"] == hf.generate(GENERATIONS)
     assert got["window"] == hf.identity()["window"]
+    assert got["written"] == [text and [text.text, text.cut] for text in hf.write(WRITINGS, SAMPLING)]
+    assert [text is None for text in got["written"]] == [False, False, True]
 
 
 class Server(HTTPServer):

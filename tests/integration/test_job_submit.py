@@ -66,6 +66,10 @@ def test_jobs_run_and_heads_leave_nothing(tmp_path, capfd):
         said = capfd.readouterr().out
         assert f"cluster says 42 in {tmp_path}" in said
         assert "actors know their cluster: True" in said
+        # A run with a local Ray of its own beside it, too: otherwise its sweep may wait for ever.
+        own = {**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": os.pathsep.join(sys.path)}
+        beside = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)
+        assert "actors know their cluster: True" in beside.stdout, beside.stderr
         assert run_job(head, ["python", "fail.py"]) == "FAILED"
         with pytest.raises(ArmorError, match=f"process {os.getpid()} runs a Ray head here"), local_head(tmp_path, tmp_path):
             pass

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import yaml
 from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_workspace, passage_table, publish_encoder, publish_passages
@@ -26,7 +30,13 @@ from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_wo
 from armor_ray.errors import ArmorError
 from armor_ray.models.golden import FILE as GOLDEN
 from armor_ray.models.golden import check_golden
+from armor_ray.retrieval.first_stages.vectors import VectorSearch
+from armor_ray.retrieval.fusion import ConvexFusion
+from armor_ray.retrieval.lexical import Bm25
 from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.encoders import Arm
+from armor_ray.serving.passages import PassageStore, Wanted
+from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
@@ -46,8 +56,12 @@ def copy(served: Served, tmp_path: Path) -> Workspace:
     return Workspace(str(tmp_path / "copy"))
 
 
-def open_retriever(workspace: Workspace, retriever: str = "promoted") -> Retriever:
-    return Retriever.open(workspace, ServingArguments(workspace=workspace.uri, retriever=retriever))
+def open_retriever(workspace: Workspace, retriever: str = "promoted", **options: Any) -> Retriever:
+    return Retriever.open(workspace, ServingArguments(workspace=workspace.uri, retriever=retriever, **options))
+
+
+def version_of(retriever: Retriever) -> str:
+    return retriever.encoders["adapted"].version
 
 
 # -- start-up ------------------------------------------------------------------------------------------------------------------
@@ -142,20 +156,78 @@ def test_golden_tolerance_covers_arithmetic_and_not_another_encoder(served: Serv
 
 def test_a_slim_copy_without_embeddings_serves_any_trained_retriever(copy: Workspace) -> None:
     copy.delete("embeddings")
-    assert open_retriever(copy, "other").version == "other@print-retrievers/other"
-    assert open_retriever(copy).names == ("promoted", "tiny")
+    assert version_of(open_retriever(copy, "other")) == "other@print-retrievers/other"
+    assert open_retriever(copy).encoders["adapted"].names == ("promoted", "tiny")
 
 
 def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
-    retriever = open_retriever(Workspace(str(served.folder)))
-    jobs = [Job((QUESTIONS[0], LONG), 3), Job((QUESTIONS[1],)), Job((QUESTIONS[2],), 7)]
+    retriever = open_retriever(Workspace(str(served.folder)), compare=True)
+    jobs = [
+        Job((QUESTIONS[0], LONG), wanted=Wanted(3)),
+        Job((QUESTIONS[0],), "base", Wanted(3)),
+        Job((QUESTIONS[1],)),
+        Job((QUESTIONS[2],), wanted=Wanted(7)),
+    ]
     answers = retriever.answer(jobs)
     for job, answer in zip(jobs, answers, strict=True):
-        np.testing.assert_allclose(answer.vectors, served.encoder.encode(list(job.texts), "query"), atol=1e-6)
+        base = job.arm == "base"
+        assert answer.encoder.version.split("@")[0] == ("base" if base else "tiny")
+        encoder = served.base if base else served.encoder
+        np.testing.assert_allclose(answer.vectors, encoder.encode(list(job.texts), "query"), atol=1e-6)
         for text, passages in zip(job.texts, answer.passages, strict=True):
-            assert [passage.passage_id for passage in passages] == (served.top(text, job.k)[0] if job.k else [])
+            assert [passage.passage_id for passage in passages] == (served.top(text, job.wanted.k, base)[0] if job.wanted else [])
     assert answers[0].truncated == (False, True)
     assert answers[0].tokens == len(served.encoder.tokenize([QUESTIONS[0]], "query")[0]) + 24
+
+
+def retrieve(retriever: Retriever, question: str, wanted: Wanted, arm: Arm = "adapted") -> list[tuple[int, float]]:
+    """Passage ids with their scores."""
+    [answer] = retriever.answer([Job((question,), arm, wanted)])
+    return [(passage.passage_id, passage.score) for passage in answer.passages[0]]
+
+
+def test_a_filter_gives_the_best_of_the_passages_that_it_leaves(served: Served) -> None:
+    retriever = open_retriever(Workspace(str(served.folder)))
+    conditions = (("doc_type", frozenset(["paper"])), ("source", frozenset(["source0", "source2"])))
+    rows = passage_table().to_pylist()
+    left = [i for i in served.top(QUESTIONS[0], 30)[0] if rows[i]["doc_type"] == "paper" and rows[i]["source"] != "source1"]
+    assert [row for row, _ in retrieve(retriever, QUESTIONS[0], Wanted(6, conditions))] == left[:6]
+    assert [row for row, _ in retrieve(retriever, QUESTIONS[0], Wanted(30, conditions))] == left
+    assert retrieve(retriever, QUESTIONS[0], Wanted(5, (("doc_id", frozenset(["none"])),))) == []
+
+
+def test_fusion_is_that_of_the_evaluation_with_its_weight(copy: Workspace, served: Served) -> None:
+    weights = {"retrievers/tiny": 0.3, "base": 0.6}
+    copy.publish(
+        "reports", stage="evaluate", fingerprint="f", inputs={}, config={}, write=lambda draft: draft.details.update(fusion_weights=weights)
+    )
+    retriever = open_retriever(copy, compare=True, fusion={})
+    assert {arm: encoder.fusion_weight for arm, encoder in retriever.encoders.items()} == {"adapted": 0.3, "base": 0.6}
+    lexical = Bm25(passage_table().column("text").to_pylist())
+    question = QUESTIONS[3]
+    dense = VectorSearch(lambda texts: served.encoder.encode(texts, "query"), served.passage_vectors)
+    scores, rows = ConvexFusion(dense, lexical, 0.3).search([question], 30)
+    found = retrieve(retriever, question, Wanted(7, dense_weight=0.3))
+    assert [row for row, _ in found] == rows[0, :7].tolist()
+    np.testing.assert_allclose([score for _, score in found], scores[0, :7], atol=1e-5)
+    papers = [row for row in rows[0].tolist() if row % 2]
+    filtered = Wanted(7, (("doc_type", frozenset(["paper"])),), dense_weight=0.3)
+    assert [row for row, _ in retrieve(retriever, question, filtered)] == papers[:7]
+
+
+def test_the_reranker_sees_more_than_k_and_orders_them(served: Served) -> None:
+    class LastFirst:
+        """Scores every passage by its place in the first ranking: the last is best."""
+
+        def rerank(self, question: str, passages: list[str], scores: np.ndarray) -> np.ndarray:
+            return np.arange(len(passages), dtype=np.float32)
+
+    opened = open_retriever(Workspace(str(served.folder)))
+    store = PassageStore.open(Workspace(str(served.folder)))
+    retriever = Retriever(opened.encoders, store, PassageReranker(LastFirst(), depth=9))
+    [answer] = retriever.answer([Job((QUESTIONS[1],), wanted=Wanted(2, rerank=True))])
+    first = served.top(QUESTIONS[1], 9)[0]
+    assert [(p.passage_id, p.rank, p.score) for p in answer.passages[0]] == [(first[8], 1, 8.0), (first[7], 2, 7.0)]
 
 
 # -- promotion -----------------------------------------------------------------------------------------------------------------
@@ -164,7 +236,7 @@ def test_each_job_of_a_batch_gets_its_own_answer(served: Served) -> None:
 def test_promotion_replaces_the_encoder_and_names_what_it_cannot_find(copy: Workspace) -> None:
     manifest = promote(copy, "other")
     assert manifest.details == {"retriever": "other", "fingerprint": "print-retrievers/other"}
-    assert open_retriever(copy).version == "other@print-retrievers/other"
+    assert version_of(open_retriever(copy)) == "other@print-retrievers/other"
     with pytest.raises(ArmorError, match=r"no retriever 'best'; trained retrievers: other, tiny"):
         promote(copy, "best")
 
@@ -183,6 +255,8 @@ def test_the_promoted_encoder_is_copied_out_and_nothing_is_overwritten(copy: Wor
 class Server:
     url: str
     log: Path
+    logs: Path
+    pid: int
 
     def wait_for_log(self, text: str) -> str:
         """The log once it holds `text`."""
@@ -193,33 +267,59 @@ class Server:
             time.sleep(0.5)
         raise AssertionError(f"{text!r} not in the log:\n{log[-4000:]}")
 
+    def deploy(self, config: dict[str, Any]) -> None:
+        """`serve deploy` of a changed config."""
+        dashboard = re.search(r"http://127\.0\.0\.1:\d+", self.wait_for_log("dashboard at"))
+        assert dashboard is not None
+        path = self.log.parent / "changed.yaml"
+        path.write_text(yaml.safe_dump(config))
+        subprocess.run([_SERVE, "deploy", str(path), "--address", dashboard[0]], check=True, capture_output=True, timeout=60)
+
+    def replicas(self, name: str) -> list[psutil.Process]:
+        """Processes of a deployment, such as `app2:index-0`."""
+        return [process for process in psutil.Process(self.pid).children(recursive=True) if f":{name}" in " ".join(process.cmdline())]
+
 
 @pytest.fixture(scope="module")
-def server(served: Served, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Iterator[Server]:
-    """`serve run` of one good application and of one whose golden vectors are another encoder's."""
+def config(served: Served, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, Any]:
+    """One good application, one whose golden vectors are another encoder's, and one with its index in two shards."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copytree(served.folder, folder / "good")
     shutil.copytree(served.folder, folder / "bad")
     _swap_weights(Workspace(str(folder / "bad")), tiny_bert)
-    port = _free_port()
     good = {"workspace": "good", "max_query_characters": 200, "max_queries": 4, "max_batch_size": 8, "max_body_bytes": 4096}
-    _write_config(folder / "config.yaml", port, {"/": good, "/bad": {"workspace": "bad"}})
-    with _serve_run(folder) as log:
-        server = Server(f"http://127.0.0.1:{port}", log)
-        _wait_until_ready(server)
+    sharded = {"workspace": "good", "topology": "sharded", "num_shards": 2, "shard_timeout_seconds": 1}
+    applications = {"/": good, "/bad": {"workspace": "bad"}, "/sharded": sharded}
+    deployments = {"/sharded": ["retriever", "index-0", "index-1"]}
+    config = yaml.safe_load((Path(__file__).parents[2] / "serve_configs" / "retriever.yaml").read_text())
+    config["http_options"]["port"] = _free_port()
+    shipped = config["applications"][0]
+    # Six replicas on the two CPUs of a small machine.
+    config["applications"] = [
+        {
+            **shipped,
+            "name": f"app{i}",
+            "route_prefix": prefix,
+            "args": {**shipped["args"], **arguments},
+            "deployments": [{"name": name, "ray_actor_options": {"num_cpus": 0.1}} for name in deployments.get(prefix, ["retriever"])],
+        }
+        for i, (prefix, arguments) in enumerate(applications.items())
+    ]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return {**config, "folder": folder}
+
+
+@pytest.fixture(scope="module")
+def server(config: dict[str, Any]) -> Iterator[Server]:
+    """`serve run` of the config."""
+    with _serve_run(config.pop("folder")) as running:
+        server = Server(f"http://127.0.0.1:{config['http_options']['port']}", *running)
+        for prefix in ("", "/sharded"):
+            _wait_until_ready(server, prefix)
         yield server
 
 
-def _write_config(path: Path, port: int, applications: dict[str, dict[str, object]]) -> None:
-    """The shipped config with other arguments, port and applications."""
-    config = yaml.safe_load((Path(__file__).parents[2] / "serve_configs" / "retriever.yaml").read_text())
-    config["http_options"]["port"] = port
-    shipped = config["applications"][0]
-    config["applications"] = [
-        {**shipped, "name": f"app{i}", "route_prefix": prefix, "args": {**shipped["args"], **arguments}}
-        for i, (prefix, arguments) in enumerate(applications.items())
-    ]
-    path.write_text(yaml.safe_dump(config))
+_SERVE = str(Path(sys.executable).parent / "serve")
 
 
 class _serve_run:
@@ -229,21 +329,21 @@ class _serve_run:
         self._folder = folder
         self._log = folder / "log.txt"
 
-    def __enter__(self) -> Path:
+    def __enter__(self) -> tuple[Path, Path, int]:
         # Short: Ray's socket paths have a length limit.
         self._ray_folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
         offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         environment = {**os.environ, **offline, "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [str(Path(sys.executable).parent / "serve"), "run", "config.yaml"],
+                [_SERVE, "run", "config.yaml"],
                 cwd=self._folder,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return self._log
+        return self._log, Path(self._ray_folder), self._process.pid
 
     def __exit__(self, *exception: object) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -255,10 +355,10 @@ class _serve_run:
         shutil.rmtree(self._ray_folder, ignore_errors=True)
 
 
-def _wait_until_ready(server: Server) -> None:
+def _wait_until_ready(server: Server, prefix: str) -> None:
     for _ in range(240):
         try:
-            if httpx.get(f"{server.url}/info", timeout=5).status_code == 200:
+            if httpx.get(f"{server.url}{prefix}/info", timeout=5).status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -286,6 +386,17 @@ def test_retrieve_gives_the_passages_of_plain_numpy(server: Server, served: Serv
             assert {name: passage[name] for name in ("doc_id", "title", "text")} == {
                 name: table[row][name] for name in ("doc_id", "title", "text")
             }
+
+
+def test_a_request_chooses_between_the_adapted_and_the_base_encoder(server: Server, served: Served) -> None:
+    answers = {}
+    for encoder in ("adapted", "base"):
+        body = {"query": QUESTIONS[0], "k": 8, "encoder": encoder}
+        answers[encoder] = httpx.post(f"{server.url}/v1/retrieve", json=body).raise_for_status().json()
+        rows = [passage["passage_id"] for passage in answers[encoder]["results"][0]["passages"]]
+        assert rows == served.top(QUESTIONS[0], 8, base=encoder == "base")[0]
+    assert httpx.get(f"{server.url}/info").json()["encoders"] == {encoder: answer["encoder"] for encoder, answer in answers.items()}
+    assert answers["base"]["encoder"] == f"base@{served.base.identity.fingerprint()}"
 
 
 def test_k_defaults_to_five_and_may_be_the_whole_corpus(server: Server) -> None:
@@ -372,3 +483,75 @@ def test_serve_run_shows_why_an_application_does_not_start(server: Server) -> No
     assert f"bad/promoted/{GOLDEN}" in line  # the relative path of the config, resolved where the command ran
     assert "promote again" in line
     assert httpx.get(f"{server.url}/bad/health").status_code in (404, 503)
+
+
+# -- faults and changes under load; last, as they leave the server changed ------------------------------------------------------
+
+
+def test_two_shards_answer_as_one_index_and_a_killed_one_makes_answers_partial_until_it_is_back(server: Server, served: Served) -> None:
+    def ask(question: str) -> tuple[bool, list[int]]:
+        answer = httpx.post(f"{server.url}/sharded/v1/retrieve", json={"query": question, "k": 9}, timeout=30).raise_for_status().json()
+        return answer["partial"], [passage["passage_id"] for passage in answer["results"][0]["passages"]]
+
+    for question in QUESTIONS[:8]:
+        assert ask(question) == (False, served.top(question, 9)[0])
+    [victim] = server.replicas("app2:index-1")
+    victim.kill()
+    everything = served.top(QUESTIONS[0], NUM_PASSAGES)[0]
+    allowed = {False: everything[:9], True: [row for row in everything if row < NUM_PASSAGES // 2][:9]}
+    seen = []
+    for _ in range(60):
+        partial, rows = ask(QUESTIONS[0])
+        assert rows == allowed[partial]
+        seen.append(partial)
+        if True in seen and not partial:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"never partial, or never whole again: {seen}")
+
+
+def test_encoders_are_swapped_through_user_config_under_load_without_a_failed_or_mixed_answer(
+    server: Server, served: Served, config: dict[str, Any], tiny_bert: Path
+) -> None:
+    encoders = {"tiny": served.encoder, "other": adapted(tiny_bert, 1)}
+    best = {
+        name: [np.argsort(-(served.passage_vectors @ vector), kind="stable")[:5].tolist() for vector in encoder.encode(QUESTIONS, "query")]
+        for name, encoder in encoders.items()
+    }
+    [replica] = server.replicas("app0:retriever")
+    stop = threading.Event()
+
+    def load(i: int) -> set[str]:
+        seen = set()
+        with httpx.Client(timeout=60) as client:
+            while not stop.is_set():
+                answer = client.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[i]}).raise_for_status().json()
+                name = answer["encoder"].split("@")[0]
+                assert [passage["passage_id"] for passage in answer["results"][0]["passages"]] == best[name][i]
+                seen.add(name)
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(load, i) for i in range(4)]
+        for name in ("other", "tiny", "other"):
+            config["applications"][0]["deployments"][0]["user_config"] = {"retriever": name}
+            server.deploy(config)
+            for _ in range(100):
+                if httpx.get(f"{server.url}/info", timeout=30).json()["encoder"].startswith(f"{name}@"):
+                    break
+                time.sleep(0.1)
+            else:
+                raise AssertionError(f"{name} never answered")
+        stop.set()
+        seen = set().union(*(client.result() for client in clients))
+    assert seen == {"tiny", "other"}
+    assert server.replicas("app0:retriever") == [replica]  # no restart, no index reload
+
+
+def test_no_passage_and_no_question_reaches_the_log(server: Server, served: Served) -> None:
+    assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2", "k": 0}).status_code == 422
+    assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2"}).status_code == 200
+    logs = [path.read_text(errors="replace") for path in [server.log, *server.logs.glob("ray/session_2*/logs/**/*")] if path.is_file()]
+    assert any("app0" in log for log in logs)  # the replicas' own are among them
+    texts = passage_table().column("text").to_pylist()
+    assert not [text for text in ["zebracrossing", *QUESTIONS, *texts] for log in logs if text in log]

@@ -256,7 +256,7 @@ def test_damaged_inputs_name_the_file_and_the_stage(own: Tiny, damaged: str, dam
 def test_damaged_shard_of_the_cache_costs_only_its_pairs(own: Tiny) -> None:
     shard = next(own.workspace("w").glob("cache/utilities/*/*.parquet"))
     shard.write_bytes(b"PAR1")
-    with pytest.raises(ArmorError, match=rf"{shard.name}: not a readable shard of utilities; delete it; only its pairs are scored again"):
+    with pytest.raises(ArmorError, match=rf"{shard.name}: not a readable shard; delete it; only its rows are computed again"):
         own.run("w", until="score", force="score")
     shard.unlink()
     own.run("w", until="score", force="score")

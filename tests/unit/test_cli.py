@@ -185,7 +185,7 @@ def test_commands_on_what_is_no_workspace(tmp_path: Path, command: str) -> None:
 
 
 def test_promoting_nothing_is_refused(tmp_path: Path) -> None:
-    assert refused("promote", str(tmp_path)) == "promote: nothing to do; give --retriever NAME, --to FOLDER or both"
+    assert refused("promote", str(tmp_path)) == "promote: nothing to do; give --retriever NAME, --rollback, --to FOLDER or several"
 
 
 def test_a_message_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import armor_ray
 
 PACKAGE = Path(armor_ray.__file__).parent
-PURE = {"corpus", "evaluation", "judges", "models", "objectives", "retrieval", "training"}
+PURE = {"corpus", "curation", "evaluation", "judges", "models", "objectives", "retrieval", "training"}
 # A room may import itself and whatever stands before its line; the pure rooms one another too, as long as that makes no circle.
 LAYERS = [
     {"errors"},

@@ -194,3 +194,22 @@ def test_reciprocal_rank_by_hand():
 def test_fusion_refuses_what_does_not_fit(lexical, weight, words):
     with pytest.raises(ArmorError, match=words):
         fusion.convex(np.ones((2, 3)), lexical, weight)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_search_among_some_passages_misses_none_of_them(clustered, kind, tmp_path):
+    """Forbids filtering what an approximate search happened to find."""
+    passages, queries = clustered
+    index_file.save_index(dense.build_index(passages, IndexConfig(kind=kind, nprobe=1)), tmp_path, {"encoder": "e"})
+    index = index_file.open_index(tmp_path, "e")
+    exact = queries @ passages.T
+    np.testing.assert_allclose(dense.score_all(index, queries), exact, atol=1e-5)
+    few = np.zeros(len(passages), bool)
+    few[::500] = True
+    for allowed, rows_allowed in ((few, np.flatnonzero(few)), (range(2000, 2500), np.arange(2000, 2500))):
+        scores, rows = dense.search_within(index, queries, 9, allowed)
+        expected = rows_allowed[np.argsort(-exact[:, rows_allowed], axis=1, kind="stable")[:, :9]]
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, expected, 1), atol=1e-5)
+    assert dense.search_within(index, queries, 16, few)[1].shape == (64, 11)  # all that there are
+    assert dense.search_within(index, queries, 16, np.zeros(len(passages), bool))[1].shape == (64, 0)

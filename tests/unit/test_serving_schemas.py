@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from armor_ray.serving import api as api_module
-from armor_ray.serving.api import Service, build_api
+from armor_ray.serving import service as service_module
+from armor_ray.serving.api import build_api
 from armor_ray.serving.arguments import ServingArguments
-from armor_ray.serving.batching import Batcher, QueueFullError
+from armor_ray.serving.batching import Batcher, Bound, QueueFullError
+from armor_ray.serving.passages import Extent
 from armor_ray.serving.retriever import Answer, Job
 from armor_ray.serving.schemas import Passage
+from armor_ray.serving.service import Service
 
 ARGUMENTS = ServingArguments(
     workspace="unused", max_batch_size=2, max_ongoing_requests=2, max_query_characters=20, max_queries=3, max_k=10, max_body_bytes=1024
@@ -26,14 +29,18 @@ ARGUMENTS = ServingArguments(
 class FakeRetriever:
     """Six passages, two dimensions; `gate` holds every batch until it is set."""
 
-    names = ("promoted", "armor")
-    version = "armor@1234"
+    encoders: ClassVar = {"adapted": SimpleNamespace(names=("promoted", "armor"), version="armor@1234", dimension=2, max_length=16)}
     num_passages = 6
-    encoder = SimpleNamespace(dimension=2, identity=SimpleNamespace(max_length=16))
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
+
+    async def extent(self, passage_id: int) -> Extent:
+        return Extent("d", 0, 1, "x")
+
+    async def finish(self, job: Job, answer: Answer) -> Answer:
+        return answer
 
     def answer(self, jobs: list[Job]) -> list[Answer]:
         assert self.gate.wait(10)
@@ -41,12 +48,14 @@ class FakeRetriever:
             raise ZeroDivisionError("secret detail")
         return [self._answer(job) for job in jobs]
 
-    @staticmethod
-    def _answer(job: Job) -> Answer:
-        passages = [Passage(passage_id=i, doc_id="d", title="t", text="x", score=1.0 - i, rank=i + 1) for i in range(job.k or 0)]
+    def _answer(self, job: Job) -> Answer:
+        passages = [
+            Passage(passage_id=i, doc_id="d", title="t", text="x", score=1.0 - i, rank=i + 1)
+            for i in range(job.wanted.k if job.wanted else 0)
+        ]
         vectors = np.array([[len(text), 0.5] for text in job.texts], np.float32)
         cut = tuple("long" in text for text in job.texts)
-        return Answer(vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
+        return Answer("adapted", self.encoders["adapted"], vectors, 3 * len(job.texts), cut, tuple(passages for _ in job.texts))
 
 
 def client_of(retriever: FakeRetriever) -> httpx.AsyncClient:
@@ -65,7 +74,7 @@ def request(method: str, path: str, **options) -> httpx.Response:
 # -- batching ------------------------------------------------------------------------------------------------------------------
 
 
-def run_batcher(scenario, max_batch_size: int = 4, max_held: int = 100):
+def run_batcher(scenario, max_batch_size: int = 4):
     """Runs `scenario(batcher, gate, batches)`; `batches` collects what ran together, `gate` holds the thread."""
     gate, batches = threading.Event(), []
 
@@ -77,7 +86,7 @@ def run_batcher(scenario, max_batch_size: int = 4, max_held: int = 100):
         return [item.upper() for item in items]
 
     async def main():
-        batcher: Batcher[str, str] = Batcher(run, len, max_batch_size, max_held)
+        batcher: Batcher[str, str] = Batcher(run, len, max_batch_size)
         return await asyncio.wait_for(scenario(batcher, gate, batches), 10)
 
     return asyncio.run(main())
@@ -138,17 +147,13 @@ def test_a_failed_batch_fails_its_callers_and_not_the_next() -> None:
     run_batcher(scenario)
 
 
-def test_running_and_waiting_items_count_against_the_bound() -> None:
-    async def scenario(batcher, gate, batches):
-        held = [asyncio.create_task(batcher.submit("aaaa")), asyncio.create_task(batcher.submit("bbbb"))]
-        await until(lambda: batches)
-        with pytest.raises(QueueFullError):
-            await batcher.submit("c")
-        gate.set()
-        await asyncio.gather(*held)
-        assert await batcher.submit("c") == "C"
-
-    run_batcher(scenario, max_held=2)
+def test_no_more_are_let_in_than_there_is_room_for() -> None:
+    room = Bound(2)
+    with room, room:
+        assert room.is_full
+        with pytest.raises(QueueFullError), room:
+            pass
+    assert room.held == 0
 
 
 # -- arguments -----------------------------------------------------------------------------------------------------------------
@@ -159,6 +164,20 @@ def test_arguments_refuse_batches_that_never_fill_and_unknown_names() -> None:
         ServingArguments(workspace="w", max_ongoing_requests=31)
     with pytest.raises(ValidationError, match="max_kk"):
         ServingArguments.model_validate({"workspace": "w", "max_kk": 3})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topology": "sharded"},
+        {"topology": "split", "num_shards": 2},
+        {"topology": "sharded", "num_shards": 2, "fusion": {}},
+        {"index_replicas": 2},
+    ],
+)
+def test_arguments_refuse_topologies_that_make_no_sense(options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ServingArguments.model_validate({"workspace": "w", **options})
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------------------------------
@@ -180,6 +199,14 @@ HOSTILE = [
     ("/v1/retrieve", {"query": "a", "k": "3"}, 422, "k:"),
     ("/v1/retrieve", {"query": "a", "k": 11}, 422, "the limit is 10"),
     ("/v1/retrieve", {"query": "a", "k": 7}, 422, "the index holds 6 passages"),
+    ("/v1/retrieve", {"query": "a", "encoder": "tuned"}, 422, "encoder:"),
+    ("/v1/retrieve", {"query": "a", "encoder": "base"}, 422, "compare: true"),
+    ("/v1/retrieve", {"query": "a", "filter": {"doc_type": []}}, 422, "filter.doc_type"),
+    ("/v1/retrieve", {"query": "a", "filter": {"text": "b"}}, 422, "filter.text"),
+    ("/v1/retrieve", {"query": "a", "filter": {"doc_id": ["d"] * 1001}}, 413, ""),
+    ("/v1/retrieve", {"query": "a", "fusion": {"weight": 1.5}}, 422, "fusion.weight"),
+    ("/v1/retrieve", {"query": "a", "fusion": {}}, 422, "argument `fusion`"),
+    ("/v1/retrieve", {"query": "a", "rerank": True}, 422, "argument `reranker`"),
     ("/v1/retrieve", ["a"], 422, ""),
     ("/v1/embeddings", {"model": "armor"}, 422, "input"),
     ("/v1/embeddings", {"input": "a"}, 422, "model"),
@@ -282,7 +309,7 @@ def test_a_full_replica_answers_503_with_retry_after_while_health_and_metrics_an
 
 
 def test_health_is_503_while_a_batch_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "STALLED_SECONDS", 0.01)
+    monkeypatch.setattr(service_module, "STALLED_SECONDS", 0.01)
 
     async def scenario():
         retriever = FakeRetriever()

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from armor_ray.config import DataConfig
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.sources.parsers import PARSERS, parse
 from armor_ray.errors import ArmorError
+from armor_ray.judges import domain
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FEW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -29,6 +31,8 @@ TARGETS = [
     ("beir", "qrels/test.tsv"),
     ("documents", "qa.jsonl"),
     ("hotpotqa", "hotpot_dev_distractor_v1.json"),
+    ("jsonl", "corpus.jsonl"),
+    ("jsonl", "qa.jsonl"),
     ("newsqa", "combined-newsqa-data-v1.json"),
     ("qasper", "qasper-train-v0.3.json"),
     ("scifact", "corpus.jsonl"),
@@ -146,18 +150,28 @@ def test_hostile_documents(suffix: str, data: st.DataObject) -> None:
     assert "\0" not in text
 
 
+def write_parquet(fixture: str, folder: Path) -> None:
+    """The fixture's JSON Lines as Parquet files; all but `metadata`, whose empty objects are no Parquet."""
+    for source in (FIXTURES / fixture).glob("*.jsonl"):
+        rows = [json.loads(line) for line in source.read_text().splitlines()]
+        names = {name for row in rows for name in row} - {"metadata"}
+        pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in sorted(names)}), folder / f"{source.stem}.parquet")
+
+
+@pytest.mark.parametrize(("format", "damaged_name"), [("squad_flat", "train"), ("parquet", "corpus"), ("parquet", "qa")])
 @FEW
 @given(data=st.data())
-def test_damaged_parquet(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "train.parquet"
+def test_damaged_parquet(tmp_path: Path, format: str, damaged_name: str, data: st.DataObject) -> None:
     if not (tmp_path / "whole").exists():
-        rows = [json.loads(line) for line in (FIXTURES / "squad_flat" / "train.jsonl").read_text().splitlines()]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "whole")
+        write_parquet(format.replace("parquet", "jsonl"), tmp_path)
+    path = tmp_path / f"{damaged_name}.parquet"
+    if not (tmp_path / "whole").exists():
+        shutil.copy(path, tmp_path / "whole")
     raw = bytearray((tmp_path / "whole").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw) // 2]))])
-    read_or_refuse("squad", path)
+    read_or_refuse(format, tmp_path)
 
 
 @FEW
@@ -171,3 +185,27 @@ def test_damaged_archives(tmp_path: Path, data: st.DataObject) -> None:
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "TeleQnA.zip").write_bytes(raw)
     read_or_refuse("teleqna", tmp_path / "TeleQnA.zip")
+
+
+def test_the_undamaged_fixtures_read(tmp_path: Path) -> None:
+    write_parquet("jsonl", tmp_path)
+    whole = read_corpus(DataConfig(format="jsonl", path=str(FIXTURES / "jsonl")))
+    assert [pair.doc_id for pair in whole.pairs] == ["a", "b", "b"]
+    assert read_corpus(DataConfig(format="parquet", path=str(tmp_path))).documents == whole.documents
+
+
+@FEW
+@given(data=st.data())
+def test_hostile_domain_files(tmp_path: Path, data: st.DataObject) -> None:
+    shipped = yaml.safe_load((Path(domain.__file__).parent / "domains" / "isac.yaml").read_text())
+    value = replaced(shipped, data.draw(st.sampled_from(places(shipped))), data.draw(VALUES))
+    text = data.draw(st.sampled_from([yaml.safe_dump(value), "a: [", "a: \0", "\t", "&a [*a]", "!!python/object:os.system x", "? {a: b}"]))
+    (tmp_path / "own.yaml").write_bytes(text.encode("utf-8", "surrogatepass") + data.draw(st.binary(max_size=3)))
+    fault = None
+    try:
+        domain.load_domain(str(tmp_path / "own.yaml"))
+    except ArmorError as error:
+        fault = error
+    if fault is not None:
+        assert fault.where
+        assert "\n" not in str(fault)

@@ -270,7 +270,7 @@ def test_until_stops_there_and_plans_no_further(case: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"until": "trian"}, "--until: no stage 'trian'; stages: prepare, embed"),
+        ({"until": "trian"}, "--until: no stage 'trian'; stages: curate, prepare, embed"),
         ({"force": "all"}, "--force: no stage 'all'"),
         ({"force": "train", "until": "score"}, "--force: 'train' comes after 'score', where the run stops"),
     ],

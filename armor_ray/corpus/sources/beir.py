@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from armor_ray.config import DataConfig
 from armor_ray.corpus.records import Corpus, Document, QAPair
-from armor_ray.corpus.sources.fields import Fields, UniqueIds
+from armor_ray.corpus.sources.fields import Fields, UniqueDigests, UniqueIds
 from armor_ray.corpus.sources.files import data_path, member, read_bytes
 from armor_ray.corpus.sources.row_files import json_lines
+from armor_ray.corpus.streams import survey
 from armor_ray.errors import ArmorError
 
 
@@ -35,10 +37,12 @@ def read(config: DataConfig) -> Corpus:
     unknown ids are dropped and counted."""
     corpus, queries, *qrels = files(data_path(config))
     dropped: Counter[str] = Counter()
-    documents = {document.doc_id: document for document in _documents(corpus, dropped)}
+    positives = [found for path in qrels for found in _positives(path)]
+    again = partial(_documents, corpus.absolute(), Counter())
+    documents, known = survey(_checked(corpus, dropped), again, {doc_id for _, doc_id in positives})
     judged: dict[str, dict[str, None]] = defaultdict(dict)
-    for query_id, doc_id in (found for path in qrels for found in _positives(path)):
-        if doc_id in documents:
+    for query_id, doc_id in positives:
+        if doc_id in known:
             judged[query_id][doc_id] = None
         else:
             dropped["judgements_of_unknown_documents"] += 1
@@ -50,14 +54,20 @@ def read(config: DataConfig) -> Corpus:
             pairs.append(_pair(row, tuple(judged[row.identifier("_id")])))
         else:
             dropped["queries_without_positives_dropped"] += 1
-    return Corpus(list(documents.values()), pairs, whole_documents=True, notes=dict(dropped))
+    return Corpus(documents, pairs, whole_documents=True, notes=dict(dropped))
 
 
-def _documents(path: Path, dropped: Counter[str]) -> Iterator[Document]:
-    ids = UniqueIds()
+def _checked(path: Path, dropped: Counter[str]) -> Iterator[Document]:
+    """The documents, whose ids must be unique, blank ones' too."""
+    ids = UniqueDigests(lambda name: next(row.where for row in json_lines(path) if row.identifier("_id") == name))
+    return _documents(path, dropped, ids)
+
+
+def _documents(path: Path, dropped: Counter[str], ids: UniqueDigests | None = None) -> Iterator[Document]:
     for row in json_lines(path):
         doc_id, title, text = row.identifier("_id"), row.optional_text("title"), row.optional_text("text")
-        ids.add(doc_id, row.where)
+        if ids is not None:
+            ids.add(doc_id, row.where)
         if text.strip():
             yield Document(doc_id, title, text, doc_id, "")
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from armor_ray.config import DataConfig
@@ -15,7 +16,8 @@ from armor_ray.corpus.records import Corpus, Document
 from armor_ray.corpus.sources.files import data_path, read_bytes
 from armor_ray.corpus.sources.parsers import PARSERS, parse
 from armor_ray.corpus.sources.row_files import json_lines
-from armor_ray.corpus.sources.rows import pairs_from_rows
+from armor_ray.corpus.sources.rows import named_documents, pairs_from_rows
+from armor_ray.corpus.streams import survey
 from armor_ray.errors import ArmorError
 
 _QUESTIONS = "qa.jsonl"
@@ -41,9 +43,10 @@ def read(config: DataConfig) -> Corpus:
     folder = data_path(config)
     paths = files(folder)
     dropped: Counter[str] = Counter()
-    found = {document.doc_id: document for document in documents(folder, paths, dropped)}
-    pairs = pairs_from_rows(json_lines(paths[-1]), found) if paths[-1].name == _QUESTIONS else []
-    return Corpus(list(found.values()), pairs, whole_documents=False, notes=dict(dropped))
+    questions = list(json_lines(paths[-1])) if paths[-1].name == _QUESTIONS else []
+    again = partial(documents, folder.absolute(), [path.absolute() for path in paths], Counter())
+    found, known = survey(documents(folder, paths, dropped), again, named_documents(questions))
+    return Corpus(found, pairs_from_rows(questions, known), whole_documents=False, notes=dict(dropped))
 
 
 def documents(folder: Path, paths: list[Path], dropped: Counter[str]) -> Iterator[Document]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from armor_ray.errors import ArmorError
@@ -142,5 +144,27 @@ class UniqueIds:
 
     def add(self, name: str, where: str) -> None:
         if name in self._first:
-            raise ArmorError(f"duplicate id '{name}'", where=where, hint=f"it is taken by {self._first[name]}: ids must be unique")
+            raise _taken(name, where, self._first[name])
         self._first[name] = where
+
+
+class UniqueDigests:
+    """The same for ids too many to remember each one's place: it keeps 16 bytes an id, and looks for the first place when it must name it.
+
+    Args:
+        find: the place of an id's first use.
+    """
+
+    def __init__(self, find: Callable[[str], str]) -> None:
+        self._find = find
+        self._digests: set[bytes] = set()
+
+    def add(self, name: str, where: str) -> None:
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        if digest in self._digests:
+            raise _taken(name, where, self._find(name))
+        self._digests.add(digest)
+
+
+def _taken(name: str, where: str, first: str) -> ArmorError:
+    return ArmorError(f"duplicate id '{name}'", where=where, hint=f"it is taken by {first}: ids must be unique")

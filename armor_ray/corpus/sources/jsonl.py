@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from armor_ray.config import DataConfig
@@ -26,4 +27,5 @@ def read_folder(folder: Path) -> Corpus:
     """Reads corpus.jsonl and qa.jsonl of `folder`."""
     if not folder.is_dir():
         raise ArmorError("not a folder", where=str(folder), hint="data.path is the folder that holds corpus.jsonl and qa.jsonl")
-    return corpus_from_rows(json_lines(member(folder, "corpus.jsonl")), json_lines(member(folder, "qa.jsonl")))
+    corpus, questions = member(folder, "corpus.jsonl"), member(folder, "qa.jsonl")
+    return corpus_from_rows(json_lines(corpus), partial(json_lines, corpus.absolute()), json_lines(questions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from armor_ray.config import DataConfig
@@ -24,9 +25,10 @@ def read(config: DataConfig) -> Corpus:
     folder = data_path(config)
     if not folder.is_dir():
         raise ArmorError("not a folder", where=str(folder), hint="data.path is the folder that holds corpus.parquet and qa.parquet")
-    documents = _rows(member(folder, "corpus.parquet"), required="text", known=DOCUMENT_FIELDS)
+    corpus = member(folder, "corpus.parquet")
+    documents = _rows(corpus, required="text", known=DOCUMENT_FIELDS)
     questions = _rows(member(folder, "qa.parquet"), required="question", known=QUESTION_FIELDS)
-    return corpus_from_rows(documents, questions)
+    return corpus_from_rows(documents, partial(parquet_rows, corpus.absolute()), questions)
 
 
 def _rows(path: Path, required: str, known: frozenset[str]) -> Iterator[Fields]:

@@ -58,7 +58,7 @@ def parquet_columns(path: Path) -> list[str]:
     try:
         with pq.ParquetFile(path) as file:
             return file.schema_arrow.names
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable_parquet(path, error) from None
 
 

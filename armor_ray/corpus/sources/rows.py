@@ -7,29 +7,55 @@ positive_ids names whole documents. BEIR's `_id` and `metadata` are accepted; an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from armor_ray.corpus.alignment import verbatim_spans
 from armor_ray.corpus.records import Corpus, Document, QAPair, Span, question_id
-from armor_ray.corpus.sources.fields import Fields, UniqueIds
+from armor_ray.corpus.sources.fields import Fields, UniqueDigests, UniqueIds
+from armor_ray.corpus.streams import survey
 
 DOCUMENT_FIELDS = frozenset({"id", "_id", "title", "text", "source", "doc_type", "domain", "metadata"})
 QUESTION_FIELDS = frozenset({"id", "_id", "question", "answers", "answer", "doc_id", "evidence", "positive_ids", "domain", "metadata"})
 
 
-def corpus_from_rows(document_rows: Iterable[Fields], question_rows: Iterable[Fields]) -> Corpus:
-    """Builds a corpus of documents that are to be cut into passages.
+Rows = Callable[[], Iterable[Fields]]
+"""Opens a file of records; picklable, so that a Ray task can open it too."""
+
+
+def corpus_from_rows(documents: Iterable[Fields], read_again: Rows, questions: Iterable[Fields]) -> Corpus:
+    """Builds a corpus of documents that are to be cut into passages; many of them are streamed (see `streams`).
+
+    Args:
+        documents: the records of the documents.
+        read_again: opens them again, by an absolute path.
+        questions: the records of the questions, which stay in memory.
 
     Raises:
         ArmorError: the first faulty record, with its place.
     """
-    documents: dict[str, Document] = {}
-    ids = UniqueIds()
-    for row in document_rows:
+    asked = list(questions)
+    found, known = survey(_checked(documents, read_again), partial(_documents, read_again), named_documents(asked))
+    return Corpus(found, pairs_from_rows(asked, known), whole_documents=False)
+
+
+def _documents(rows: Rows) -> Iterator[Document]:
+    return map(_document, rows())
+
+
+def _checked(rows: Iterable[Fields], read_again: Rows) -> Iterator[Document]:
+    """The documents, whose ids must be unique."""
+    ids = UniqueDigests(lambda name: next(row.where for row in read_again() if row.text(_id_field(row)) == name))
+    for row in rows:
         document = _document(row)
         ids.add(document.doc_id, row.where)
-        documents[document.doc_id] = document
-    return Corpus(list(documents.values()), pairs_from_rows(question_rows, documents), whole_documents=False)
+        yield document
+
+
+def named_documents(questions: Iterable[Fields]) -> set[str]:
+    """Every document id that a question may mean; what is wrong with one is said when it is read."""
+    values = [row.value(name) for row in questions for name in ("doc_id", "positive_ids")]
+    return {name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)}
 
 
 def _document(row: Fields) -> Document:

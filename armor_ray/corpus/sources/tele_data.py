@@ -14,6 +14,7 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from armor_ray.corpus.records import Corpus, Document
 from armor_ray.corpus.sources.fields import Fields
 from armor_ray.corpus.sources.files import data_path
 from armor_ray.corpus.sources.row_files import record_files, rows
+from armor_ray.corpus.streams import survey
 
 _TITLES = ("Title", "title", "File_name", "file_name", "Url", "url")
 _LONGEST_METADATA = 20_000  # a longer literal is no metadata; parsing it could exhaust the parser's stack
@@ -35,7 +37,8 @@ def files(path: Path) -> list[Path]:
 def read(config: DataConfig) -> Corpus:
     """All documents, without questions: what the documents-only pipeline begins with."""
     dropped: Counter[str] = Counter()
-    found = list(documents(files(data_path(config)), dropped))
+    paths = files(data_path(config))
+    found, _ = survey(documents(paths, dropped), partial(documents, [path.absolute() for path in paths], Counter()), wanted=())
     return Corpus(found, [], whole_documents=False, notes=dict(dropped))
 
 

@@ -29,6 +29,7 @@ PUBLISHED_PASSWORD = "teleqnadataset"
 
 _TAG = re.compile(r"\s*\[[^\[\]]*\]\s*$")
 _LABEL = re.compile(r"(option \d+)\s*:\s*(\S.*)", re.DOTALL)
+_OPTION = re.compile(r"option \d+")
 # 26 published rows have this heading where their question should be.
 _LOST_QUESTION = "Research Papers"
 
@@ -45,20 +46,35 @@ def read(config: DataConfig) -> Corpus:
     Each distinct explanation is one document and one passage. The question loses a trailing tag such as `[3GPP Release 17]`; its
     answer is the text of the correct option; the category is its domain.
     """
-    (path,) = files(data_path(config))
-    raw, where = _plain(path, config.password)
-    table = decode_json(raw, where)
-    if not isinstance(table, dict):
-        raise ArmorError("not an object of questions", where=where, hint="give the archive as published")
+    table = _rows(config)
     documents: dict[str, Document] = {}
     pairs = []
-    for key, record in table.items():
-        row = Fields(record, f"{where}: {key}")
+    for key, row in table.items():
         document = _document(row, key, documents)
         if row.text("question").strip() != _LOST_QUESTION:
             pairs.append(_pair(row, key, document))
     notes = {"same_explanations_merged": len(table) - len(documents), "lost_questions_dropped": len(table) - len(pairs)}
     return Corpus(list(documents.values()), pairs, whole_documents=True, notes=notes)
+
+
+def read_options(config: DataConfig) -> dict[str, tuple[str, ...]]:
+    """The options of every question, by its id, in the order of their numbers."""
+    return {key: tuple(_options(row)) for key, row in _rows(config).items()}
+
+
+def _options(row: Fields) -> list[str]:
+    texts = (row.optional_text(name) for name in sorted(row.names()) if _OPTION.fullmatch(name))
+    return [text for text in texts if text.strip()]
+
+
+def _rows(config: DataConfig) -> dict[str, Fields]:
+    """The records by key."""
+    (path,) = files(data_path(config))
+    raw, where = _plain(path, config.password)
+    table = decode_json(raw, where)
+    if not isinstance(table, dict):
+        raise ArmorError("not an object of questions", where=where, hint="give the archive as published")
+    return {key: Fields(record, f"{where}: {key}") for key, record in table.items()}
 
 
 def _plain(path: Path, password: str | None) -> tuple[bytes, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from armor_ray.config import GeneratorConfig
-from armor_ray.models.generators.protocol import Generator
+from armor_ray.errors import ArmorError
+from armor_ray.models.generators.protocol import Generator, Writer
 
 
 def load_generator(config: GeneratorConfig) -> Generator:
@@ -23,3 +24,20 @@ def load_generator(config: GeneratorConfig) -> Generator:
     from armor_ray.models.generators.openai import OpenAIGenerator
 
     return OpenAIGenerator(config)
+
+
+def load_writer(config: GeneratorConfig) -> Writer:
+    """Loads an engine that writes: `hf` or `vllm`.
+
+    Raises:
+        ArmorError: as `load_generator`, or the openai engine.
+    """
+    if config.engine == "hf":
+        from armor_ray.models.generators.hf import HfGenerator
+
+        return HfGenerator(config)
+    if config.engine == "vllm":
+        from armor_ray.models.generators.vllm import VllmGenerator
+
+        return VllmGenerator(config)
+    raise ArmorError("the openai engine writes no questions", where="generator.engine", hint="set curation.questions.writer: judge")

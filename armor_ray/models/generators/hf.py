@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
 from armor_ray.models.generators import attention
-from armor_ray.models.generators.decoding import decode_greedily
+from armor_ray.models.generators.decoding import NucleusSampling, decode
 from armor_ray.models.generators.packing import PackedRow, Path, grow_trees, pack_rows
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
-from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
+from armor_ray.models.generators.protocol import GenerationRequest, SampledText, Sampling, ScoreRequest, ScoreResult, WritingRequest
 from armor_ray.models.generators.results import collect_results, scorable_paths
 from armor_ray.models.hardware import choose_device, choose_dtype, dtype_name
 from armor_ray.models.hub import loading, model_fingerprint, resolve_model
@@ -83,11 +83,25 @@ class HfGenerator:
         """
         prompts = self.prompts.generation_prompts(requests, self.config.max_new_tokens, self.config.context_characters)
         texts = [""] * len(prompts)
-        for batch in self._generation_batches([len(prompt) for prompt in prompts]):
-            ids = decode_greedily(self.model, [prompts[i] for i in batch], self.config.max_new_tokens, self._end_ids())
+        for batch in self._generation_batches([len(prompt) for prompt in prompts], self.config.max_new_tokens):
+            ids = decode(self.model, [prompts[i] for i in batch], self.config.max_new_tokens, self._end_ids())
             for i, text in zip(batch, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
                 texts[i] = self.prompts.clean_answer(text)
         return texts
+
+    def write(self, requests: Sequence[WritingRequest], sampling: Sampling) -> list[SampledText | None]:
+        """Replies drawn by nucleus sampling, in the given order; None where message and reply exceed the window."""
+        prompts = self.prompts.writing_prompts([request.message for request in requests], sampling.max_new_tokens)
+        fitting = [(i, prompt) for i, prompt in enumerate(prompts) if prompt is not None]
+        replies: list[SampledText | None] = [None] * len(requests)
+        for batch in self._generation_batches([len(prompt) for _, prompt in fitting], sampling.max_new_tokens):
+            chosen = [fitting[place] for place in batch]
+            choose = NucleusSampling(sampling.temperature, sampling.top_p, [requests[i].seed for i, _ in chosen])
+            ids = decode(self.model, [prompt for _, prompt in chosen], sampling.max_new_tokens, self._end_ids(), choose)
+            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+            for (i, _), row, text in zip(chosen, ids, texts, strict=True):
+                replies[i] = SampledText(text.strip(), cut=len(row) == sampling.max_new_tokens)
+        return replies
 
     def _token_log_likelihoods(self, row: PackedRow) -> Tensor:
         """fp32 log-likelihood of each target of the row, [A]; the output head runs on the positions before the answers' tokens only."""
@@ -102,12 +116,12 @@ class HfGenerator:
         parts = zip(logits.split(_LOG_SOFTMAX_ROWS), targets.split(_LOG_SOFTMAX_ROWS), strict=True)
         return torch.cat([-torch.nn.functional.cross_entropy(part.float(), wanted, reduction="none") for part, wanted in parts])
 
-    def _generation_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+    def _generation_batches(self, lengths: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
         """Indices of prompts in batches of similar length, longest first, within the token budget (at least one each)."""
         budget = self.config.batch_tokens * _GENERATION_BUDGET_FACTOR
         batch: list[int] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            if batch and (len(batch) + 1) * (lengths[batch[0]] + self.config.max_new_tokens) > budget:
+            if batch and (len(batch) + 1) * (lengths[batch[0]] + max_new_tokens) > budget:
                 yield batch
                 batch = []
             batch.append(i)

@@ -30,6 +30,7 @@ PROMPT_VERSION = 1
 OPEN_BOOK = "Answer the question with the help of the passage.\n\nPassage:\n{passage}\n\nQuestion:\n{question}"
 CLOSED_BOOK = "Answer the question.\n\nQuestion:\n{question}"
 PLAIN_ENDING = "\n\nAnswer:"
+_QUESTION = "{question}"
 
 _PASSAGE_MARK, _QUESTION_MARK = "⟦passage⟧", "⟦question⟧"
 
@@ -123,6 +124,13 @@ class PromptBuilder:
                 )
             prompts.append((*template.head, *passages[context][:room], *suffix))
         return prompts
+
+    def writing_prompts(self, messages: Sequence[str], max_new_tokens: int) -> list[tuple[int, ...] | None]:
+        """Ids of each message as one chat turn; None where it and `max_new_tokens` exceed the window."""
+        turn = self._template(_QUESTION)
+        texts = self._tokenize_all("\n", (message.strip() for message in messages))
+        prompts = [(*turn.head, *texts[message.strip()], *turn.tail) for message in messages]
+        return [prompt if len(prompt) + max_new_tokens <= self.window else None for prompt in prompts]
 
     def clean_answer(self, text: str) -> str:
         """A generated answer without surrounding space; after the plain template, which has no end of turn, its first line."""

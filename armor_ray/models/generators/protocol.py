@@ -62,6 +62,38 @@ class SampledAnswer:
     log_likelihood: float
 
 
+@dataclass(frozen=True, slots=True)
+class WritingRequest:
+    """A message to reply to in free form, and the seed (64 bits) of what is drawn."""
+
+    message: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a reply is drawn: `temperature` > 0, `top_p` in (0, 1], at most `max_new_tokens` tokens."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledText:
+    """A reply; `cut` when it ended at the token limit."""
+
+    text: str
+    cut: bool
+
+
+class Writer(Protocol):
+    """An instruction model that writes."""
+
+    def write(self, requests: Sequence[WritingRequest], sampling: Sampling) -> list[SampledText | None]:
+        """One reply a request, in the given order; None where message and reply exceed the window."""
+
+
 class Generator(Protocol):
     """A frozen language model that scores answers and writes them."""
 

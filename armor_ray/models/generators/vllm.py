@@ -16,7 +16,7 @@ from armor_ray.config import GeneratorConfig
 from armor_ray.errors import ArmorError
 from armor_ray.models.generators.packing import Path
 from armor_ray.models.generators.prompts import PromptBuilder, usable_window
-from armor_ray.models.generators.protocol import GenerationRequest, ScoreRequest, ScoreResult
+from armor_ray.models.generators.protocol import GenerationRequest, SampledText, Sampling, ScoreRequest, ScoreResult, WritingRequest
 from armor_ray.models.generators.results import collect_results, scorable_paths
 from armor_ray.models.generators.vllm_faults import mendable_faults
 from armor_ray.models.hardware import choose_device, choose_dtype, dtype_name
@@ -103,6 +103,22 @@ class VllmGenerator:
         settings = self._vllm.SamplingParams(max_tokens=self.config.max_new_tokens, temperature=0.0)
         outputs = self._run([list(prompt) for prompt in prompts], settings)
         return [self.prompts.clean_answer(output.outputs[0].text) for output in outputs]
+
+    def write(self, requests: Sequence[WritingRequest], sampling: Sampling) -> list[SampledText | None]:
+        """Replies drawn by nucleus sampling, in the given order; None where message and reply exceed the window."""
+        prompts = self.prompts.writing_prompts([request.message for request in requests], sampling.max_new_tokens)
+        fitting = [(i, prompt) for i, prompt in enumerate(prompts) if prompt is not None]
+        settings = [
+            self._vllm.SamplingParams(
+                temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=requests[i].seed
+            )
+            for i, _ in fitting
+        ]
+        replies: list[SampledText | None] = [None] * len(requests)
+        for (i, _), output in zip(fitting, self._run([list(prompt) for _, prompt in fitting], settings), strict=True):
+            written = output.outputs[0]
+            replies[i] = SampledText(written.text.strip(), cut=written.finish_reason == "length")
+        return replies
 
     def _run(self, rows: Sequence[list[int]], settings: Any) -> list[Any]:
         if not rows:

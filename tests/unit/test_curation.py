@@ -1,0 +1,287 @@
+"""Judged data out of raw data: what is kept, what is dropped and why, without an endpoint and without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from armor_ray import pipeline
+from armor_ray.config import Config, CurationConfig, DataConfig, JudgeConfig, load_config, validate_config
+from armor_ray.corpus.alignment import PassageLocator
+from armor_ray.corpus.chunking import chunk_sentences, cut_passages, keep_whole
+from armor_ray.corpus.records import Corpus, Document, QAPair, Span
+from armor_ray.corpus.sources import read_corpus
+from armor_ray.corpus.sources.teleqna import read_options
+from armor_ray.curation import documents, tele_eval, teleqna
+from armor_ray.curation.curated import PROMPT_TOO_LONG, Curated
+from armor_ray.curation.documents import Prompt, Written
+from armor_ray.curation.judging import Judging
+from armor_ray.errors import ArmorError
+from armor_ray.judges.domain import load_domain
+from armor_ray.judges.writing import read_pairs
+from armor_ray.models.generators.protocol import SampledText
+from armor_ray.workspace import Workspace
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ISAC = load_domain("isac")
+TEXT = "ISAC shares one waveform. " + "Radar echoes give the range. " + "Nothing else is said here. "
+CUT = 32  # characters: each sentence is a passage
+
+
+@pytest.fixture
+def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judging:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return Judging(JudgeConfig(), tmp_path / "cache", print)
+
+
+def chunker(text: str) -> list[tuple[int, int]]:
+    return chunk_sentences(text, CUT, [])
+
+
+def document(name: str, text: str = TEXT) -> Document:
+    return Document(name, f"title of {name}", text, name, "paper")
+
+
+def pair(question: str, answer: str, doc_id: str = "d1", number: int = 0) -> QAPair:
+    return QAPair(f"q{number}", question, (answer,), doc_id, (), (doc_id,), "", f"qa:{number}")
+
+
+def reasons(curated: Curated) -> dict[str, str]:
+    return {dropped.id: f"{dropped.step}/{dropped.reason}" for dropped in curated.dropped}
+
+
+class TestTeleEval:
+    def settings(self, **changes) -> CurationConfig:
+        return CurationConfig(pipeline="tele_eval", domain="isac", **changes)
+
+    def test_gold_passages_are_the_best_of_the_questions_own_document(self, judging):
+        pairs = [
+            pair("What does ISAC share?", "One waveform.", number=1),
+            pair("How high is a mast?", "Thirty metres.", number=2),
+            pair("What does ISAC cost?", "Zzz.", "d2", number=3),
+            pair("What does ISAC share?", "A radio.", number=1),
+        ]
+        corpus = Corpus([document("d1"), document("d2", "Wholly unrelated words."), document("d3")], pairs, whole_documents=False)
+        curated = tele_eval.curate(corpus, chunker, ISAC, self.settings(positives=1), judging)
+        [kept] = curated.pairs
+        assert kept.pair.spans == (Span("d1", 0, 26),)
+        assert (kept.pair.positive_ids, kept.pair.domain, len(kept.support)) == ((), "isac", 1)
+        assert reasons(curated) == {"q1": "source/repeated_question", "q2": "qa_domain/below_threshold", "q3": "chunk_alignment/no_support"}
+        assert [document.doc_id for document in curated.documents] == ["d1"]
+        assert judging.stand_ins == ["qa_domain", "chunk_alignment"]
+        assert len([judged for judged in judging.judged if judged.step == "chunk_alignment" and judged.subject.id == "q1"]) == 3
+
+    def test_a_question_without_an_answer_is_refused_before_anything_is_judged(self, judging):
+        bare = QAPair("q", "why?", (), "d1", (), ("d1",), "", "qa:7")
+        with pytest.raises(ArmorError, match="qa:7: question without an answer"):
+            tele_eval.curate(Corpus([document("d1")], [bare], whole_documents=False), chunker, ISAC, self.settings(), judging)
+        assert not judging.judged
+
+
+class TestDocuments:
+    REPLY = "Q: What does ISAC share between radar and data?\nA: One waveform."
+
+    def curate(self, judging: Judging, replies: dict[str, SampledText | str], **questions) -> Curated:
+        settings = CurationConfig(pipeline="documents", domain="isac", questions={"per_passage": 2, **questions})
+        self.asked: list[str] = []
+
+        def write(prompts: Sequence[Prompt]) -> Written:
+            passages = [prompt[1]["content"].split("<passage>\n")[1].split("\n</passage>")[0].strip() for prompt in prompts]
+            self.asked += passages
+            return Written([replies.get(passage, SampledText("NONE", cut=False)) for passage in passages], {"by": "nobody"})
+
+        corpus = Corpus([document("d1"), document("d2", "A press release about bread.")], [], whole_documents=False)
+        return documents.curate(corpus, chunker, ISAC, settings, 0, judging, write)
+
+    def test_a_question_is_aligned_with_the_passage_that_it_was_written_from(self, judging):
+        # "ISAC shares one waveform." has the words; "Nothing else is said here." was, by chance, what the second was written from.
+        replies = {
+            "ISAC shares one waveform.": SampledText(self.REPLY, cut=False),
+            "Nothing else is said here.": SampledText("Q: What is said about ISAC here?\nA: Quasars.", cut=False),
+        }
+        curated = self.curate(judging, replies)
+        [kept] = curated.pairs
+        assert kept.pair.spans == (Span("d1", 0, 26),)
+        assert kept.pair.answers == ("One waveform.",)
+        found = reasons(curated)
+        assert found["d2"] == "document_relevance/below_threshold"
+        assert found["d1[26:55]"] == "question_writing/no_readable_question"
+        assert "lexical_alignment/no_support" in found.values()
+        assert [document.doc_id for document in curated.documents] == ["d1"]
+        assert curated.writer == {"by": "nobody", "passages": 3, "questions": 2}
+
+    def test_passages_without_a_reply_and_repeated_questions_are_dropped_by_name(self, judging):
+        again = SampledText(self.REPLY + "\n\n" + self.REPLY, cut=False)
+        curated = self.curate(judging, {"ISAC shares one waveform.": again, "Radar echoes give the range.": PROMPT_TOO_LONG})
+        assert len(curated.pairs) == 1
+        found = list(reasons(curated).values())
+        assert found.count("question_writing/repeated_question") == 1
+        assert found.count("question_writing/prompt_too_long") == 1
+
+    def test_the_sample_of_passages_does_not_depend_on_what_else_there_is(self, judging):
+        self.curate(judging, {"ISAC shares one waveform.": SampledText(self.REPLY, cut=False)}, passages=2)
+        some = self.asked
+        self.curate(judging, {"ISAC shares one waveform.": SampledText(self.REPLY, cut=False)}, passages=1)
+        assert len(some) == 2
+        assert self.asked[0] in some
+
+
+class TestReadingWhatWasWritten:
+    @pytest.mark.parametrize(
+        ("text", "pairs"),
+        [
+            ("Q: What is x?\nA: y is z.\nQ: Why?\nA: because\nof it.", [("What is x?", "y is z."), ("Why?", "because of it.")]),
+            ("**Q1:** What?\n**A1:** That.\n\n**Q2:** Who?\n\n**A2:** Me.", [("What?", "That."), ("Who?", "Me.")]),
+            ("Sure!\n\n1. Question: a?\n   Answer: b\n\nI hope that helps.", [("a?", "b")]),
+            ("<think>Q: no?\nA: no.</think>Q: a?\nA: b", [("a?", "b")]),
+            ("Q: a?\nQ: b?\nA: c\nA: d", [("b?", "c")]),
+            ("Q: a?\nA:", []),
+            ("NONE", []),
+        ],
+    )
+    def test_forms(self, text, pairs):
+        assert read_pairs(text, 3, cut=False) == pairs
+
+    def test_an_answer_that_was_cut_off_is_no_answer(self):
+        assert read_pairs("Q: a?\nA: b\nQ: c?\nA: d and", 3, cut=True) == [("a?", "b")]
+        assert read_pairs("Q: a?\nA: b\nQ: c?\nA: d", 1, cut=False) == [("a?", "b")]
+
+    @given(
+        st.lists(st.sampled_from(["Q:", "A:", "q", "**", "\n", "\n\n", "<think>", "1.", " x"]) | st.text(max_size=5)).map("".join),
+        st.booleans(),
+    )
+    def test_any_text_is_read_without_an_error(self, text, cut):
+        for question, answer in read_pairs(text, 5, cut=cut):
+            assert question.strip() == question != ""
+            assert answer.strip() == answer != ""
+
+
+def test_a_span_with_a_passages_bounds_is_that_passage_though_windows_overlap():
+    windows = cut_passages([document("d1")], lambda text: [(0, 26), (20, 55), (50, len(text))])
+    locator = PassageLocator(windows)
+    assert locator.overlapping(Span("d1", 20, 55)) == [1]
+    assert locator.overlapping(Span("d1", 21, 55)) == [0, 1, 2]
+
+
+def test_teleqna_keeps_the_questions_of_a_domain_and_all_explanations(judging):
+    config = DataConfig(format="teleqna", path=str(FIXTURES / "teleqna" / "TeleQnA.txt"))
+    options = read_options(config)
+    corpus = read_corpus(config)
+    assert options.keys() >= {found.example_id for found in corpus.pairs}
+    assert all(found.answers[0] in " ".join(options[found.example_id]) for found in corpus.pairs)
+    everything = CurationConfig(pipeline="teleqna", domain="isac", threshold=0)
+    curated = teleqna.curate(corpus, options, ISAC, everything, judging)
+    assert [kept.pair for kept in curated.pairs] == corpus.pairs
+    assert (list(curated.documents), curated.whole_documents) == (corpus.documents, True)
+    assert keep_whole(corpus.documents[0].text) == [(0, len(corpus.documents[0].text))]
+
+
+# -- the stage -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    folder = tmp_path / "source"
+    for name, rows in (
+        ("tele-data/a", [{"id": f"d{i}", "category": "arxiv", "content": TEXT, "metadata": ""} for i in range(6)]),
+        ("tele-eval", [{"id": f"d{i}", "Statement": f"What does ISAC share in {i}?", "Answer": "One waveform."} for i in range(6)]),
+    ):
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {
+        "workspace": str(tmp_path / "w"),
+        "data": {
+            "format": "tele_eval",
+            "path": str(folder),
+            "passage_characters": CUT,
+            "chunking": {"mode": "sentences"},
+            "test_fraction": 0.3,
+            "validation_fraction": 0.3,
+        },
+        "curation": {"pipeline": "tele_eval", "domain": "isac", "positives": 1},
+        "candidates": {"pool_size": 2, "top_k": 2},
+        "training": {"batch_size": 1},
+        "evaluation": {"ks": [1], "generation_questions": 0},
+    }
+
+
+def problems(case: dict) -> dict[str, str | None]:
+    context = pipeline.Context(validate_config(case), Workspace(case["workspace"]))
+    plans = [plan for stage in ("curate", "prepare") for plan in pipeline._plan(context, stage)]
+    return {plan.name: plan.difference(context.workspace.manifest(plan.name)) for plan in plans}
+
+
+def test_prepare_reads_what_curate_left_and_gold_passages_are_exactly_those(case):
+    said: list[str] = []
+    workspace = pipeline.run(validate_config(case), until="prepare", say=said.append)
+    passages = pq.read_table(workspace.local("passages") / "passages.parquet").to_pylist()
+    train = pq.read_table(workspace.local("examples") / "train.parquet").to_pylist()
+    assert len(passages) == 18
+    assert [[passages[i]["text"] for i in example["positive_ids"]] for example in train] == [["ISAC shares one waveform. "]] * len(train)
+    manifest = workspace.require("curated")
+    assert manifest.rows == {"documents": 6, "questions": 6, "dropped": 0}
+    assert manifest.details["stand_ins"] == ["qa_domain", "chunk_alignment"]
+    assert any("no model judged" in line for line in said)
+    verdicts = pq.read_table(workspace.local("curated") / "verdicts.parquet")
+    assert set(verdicts["judge"].to_pylist()) == {"keywords", "lexical"}
+    assert len(verdicts) == 6 + 18
+    assert set(problems(case).values()) == {None}
+
+
+def test_what_a_model_judged_stays_valid_without_its_key_but_is_never_replaced_by_keywords(case, monkeypatch):
+    case["judge"] = {"model": "wise"}
+    pipeline.run(validate_config(case), until="curate")
+    assert problems(case)["curated"] is None  # keywords, as published
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    assert problems(case)["curated"] == "stale: config judge.model changed"
+
+    context = pipeline.Context(validate_config(case), Workspace(case["workspace"]))
+    [plan] = pipeline._plan(context, "curate")
+    context.publish(plan, lambda draft: None)  # as the model would have left it
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert problems(case)["curated"] is None
+    case["curation"]["positives"] = 2
+    assert problems(case)["curated"] == "stale: config curation.positives changed"
+    with pytest.raises(ArmorError, match="'wise' judged this data set before, and now OPENAI_API_KEY is not set"):
+        pipeline.run(validate_config(case), until="curate")
+
+
+def test_without_the_section_there_is_nothing_to_curate(case):
+    del case["curation"]
+    assert problems(case).keys() == {"passages", "examples"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"curation": {"pipeline": "teleqna", "domain": "isac"}}, "curation.pipeline 'teleqna' does not fit data.format 'jsonl'"),
+        ({"curation": {"pipeline": "tele_eval", "domain": "isac", "questions": {"per_passage": 1}}}, "questions has no effect on pipeline"),
+        ({"curation": {"pipeline": "documents"}}, "curation.domain: field required"),
+        (
+            {"curation": {"pipeline": "documents", "domain": "isac", "questions": {"writer": "judge", "batch_size": 2}}},
+            "batch_size has no effect on writer 'judge'",
+        ),
+        (
+            {"curation": {"pipeline": "documents", "domain": "isac"}, "generator": {"engine": "openai"}},
+            "the openai engine keeps no budget and writes no questions",
+        ),
+        ({"data": {"chunking": {"mode": "whole", "keep_blocks": True}}}, "keep_blocks has no effect on mode 'whole'"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(changes, message):
+    with pytest.raises(ArmorError, match=message):
+        validate_config(changes)
+
+
+def test_the_shipped_configs_are_valid():
+    configs = [load_config(path) for path in sorted((Path(__file__).parents[2] / "jobs" / "configs").glob("*_isac.yaml"))]
+    assert {config.curation.pipeline for config in configs if config.curation} == {"tele_eval", "documents"}
+    assert all(isinstance(config, Config) for config in configs)
