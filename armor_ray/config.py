@@ -410,6 +410,10 @@ class SweepConfig(Section):
 
 class EvaluationConfig(Section):
     recipes: list[Recipe] = Field(default_factory=lambda: list(ARMOR_RECIPES), min_length=1)
+    recipe_settings: dict[Recipe, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Per recipe, dotted keys and values of its own in place of the run's, as in {uae: {training.learning_rate: 1.0e-5}}.",
+    )
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1, description="Training seeds; results are means over them.")
     ks: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the paired bootstrap.")
@@ -429,6 +433,14 @@ class EvaluationConfig(Section):
         description="First test questions whose top passages and hard pools the generator scores, for ExpUtil@1 and relevance by utility.",
     )
     latency_questions: int = Field(0, ge=0, description="First test questions, one by one, that every method's latency is measured on.")
+
+    @field_validator("recipe_settings")
+    @classmethod
+    def _check_recipe_keys(cls, settings: dict[Recipe, dict[str, Any]]) -> dict[Recipe, dict[str, Any]]:
+        for key in (key for values in settings.values() for key in values):
+            if not key.startswith(_SWEEPABLE):
+                raise ValueError(f"'{key}' cannot differ between recipes (what can: objective.*, training.*, candidates.top_k)")
+        return settings
 
     @field_validator("recipes", "seeds", "ks")
     @classmethod

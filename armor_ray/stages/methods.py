@@ -101,14 +101,22 @@ def answered_methods(config: Config) -> list[AnsweredMethod]:
 
 
 def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, Any] | None = None) -> Config:
-    """`config` for one recipe and seed: objective settings that the recipe does not read are left out, the sweep is dropped."""
+    """`config` for one recipe and seed.
+
+    Objective settings that the recipe does not read are left out, the sweep is dropped; above them stand the recipe's own settings, and
+    above these `overrides`, both by dotted key.
+
+    Raises:
+        ArmorError: a key that does not exist or that the recipe does not read, or a value out of range.
+    """
     raw = config.model_dump(exclude_unset=True)
     raw["seed"] = seed
     raw.pop("sweep", None)
+    raw.get("evaluation", {}).pop("recipe_settings", None)
     objective = raw.get("objective", {})
     used = {key: value for key, value in objective.items() if recipe in RECIPE_PARAMETERS.get(key, {recipe})}
     raw["objective"] = {**used, "recipe": recipe}
-    for key, value in (overrides or {}).items():
+    for key, value in {**config.evaluation.recipe_settings.get(recipe, {}), **(overrides or {})}.items():
         section, _, name = key.partition(".")
         raw.setdefault(section, {})[name] = value
     return validate_config(raw, f"recipe {recipe}")

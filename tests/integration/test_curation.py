@@ -228,7 +228,7 @@ def test_documents_become_a_data_set_with_the_endpoint_as_writer(server, source,
 
 
 def test_a_local_model_writes_on_actors_once_and_the_same_again(tiny: Tiny, local_ray: str, tmp_path):
-    questions = QuestionsConfig(max_new_tokens=6, batch_size=4, temperature=1.0)
+    questions = QuestionsConfig(max_new_tokens=16, batch_size=4, temperature=1.0)
     prompts = [({"role": "user", "content": f"passage {number}"},) for number in range(9)]
     options = {"generator": {"max_length": 512}, "resources": {"score_actors": 1}}
 

@@ -72,7 +72,7 @@ def test_an_open_loop_goes_on_whatever_becomes_of_its_requests():
     result = run_against(answer, lambda url: load._open_loop(url, ["a"], 100, 0.4))
     assert result.statuses == Counter({200: 10, 503: 10, 500: 10, 0: 10})
     assert (len(result.seconds), len(result.refusals), result.failed) == (10, 10, 20)
-    assert result.wall == pytest.approx(0.4, abs=0.2)  # arrivals did not wait for answers
+    assert result.wall < 40 * 0.3  # arrivals did not wait for answers
     shares = serve._overload_rows(result, 1000.0)
     assert (shares[0].ratio, shares[0].met, shares[1].met) == (0.5, False, True)
 

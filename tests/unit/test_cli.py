@@ -107,7 +107,7 @@ def test_unchanged_rerun_and_status_import_nothing_heavy(tiny: Tiny) -> None:
         (["--set", "objective.lamda_q=1"], "did you mean 'objective.lambda_q'?"),
         (["--set", "objective.recipe=rag", "--set", "objective.lambda_q=1"], "no effect on recipe 'rag'"),
         (["--set", "training.epochs"], "--set: 'training.epochs' is not of the form section.key=value"),
-        (["--until", "trian"], "--until: no stage 'trian'; stages: prepare,"),
+        (["--until", "trian"], "--until: no stage 'trian'; stages: curate, prepare,"),
         (["--set", "candidates.pool_size=99"], "candidates.pool_size: asks for 99 passages, the corpus has"),
         (["--workspace", "s3://key:secret@bucket/x"], "s3: a workspace URI must not hold a key or password"),
         (["--set", "encoder.model=nobody/nothing"], "nobody/nothing: cannot load the model"),

@@ -10,7 +10,7 @@ import pytest
 from armor_ray.config import DEFAULT_SWEEP, RECIPES, Config, load_config, parse_yaml, validate_config, with_overrides
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import resolved_config
-from armor_ray.stages.methods import recipe_config
+from armor_ray.stages.methods import recipe_config, training_identity
 
 SECRET = "hunter2"
 
@@ -200,3 +200,21 @@ def test_resolved_config_holds_from_any_folder(tmp_path: Path, monkeypatch: pyte
     assert stored["encoder"]["model"] == str(tmp_path / "model")
     assert stored["generator"]["model"] == "org/name"
     assert validate_config(stored).objective == config.objective
+
+
+def test_a_recipe_may_have_settings_of_its_own() -> None:
+    config = load_config(
+        None,
+        ["objective.recipe=armor_uae", "training.learning_rate=4e-5", "evaluation.recipe_settings={uae: {training.learning_rate: 1.0e-5}}"],
+    )
+    rates = {recipe: recipe_config(config, recipe, seed=0).training.learning_rate for recipe in ("armor", "uae")}
+    assert rates == {"armor": 4e-5, "uae": 1e-5}
+    assert recipe_config(config, "uae", 0, {"training.learning_rate": 3e-5}).training.learning_rate == 3e-5
+    assert training_identity(recipe_config(config, "armor", 0)) == training_identity(
+        recipe_config(load_config(None, ["objective.recipe=armor", "training.learning_rate=4e-5"]), "armor", 0)
+    )
+    unread = load_config(None, ["evaluation.recipe_settings={uae: {objective.lambda_q: 1}}"])
+    with pytest.raises(ArmorError, match=r"objective\.lambda_q has no effect on recipe 'uae'"):
+        recipe_config(unread, "uae", 0)
+    with pytest.raises(ArmorError, match=r"'data\.name' cannot differ between recipes"):
+        load_config(None, ["evaluation.recipe_settings={uae: {data.name: x}}"])

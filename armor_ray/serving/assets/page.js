@@ -1,7 +1,7 @@
 // Wires the page: the two tabs, the question box, the examples, the token dialog.
 
 import { Problem, call, onTokenNeeded } from "./api.js";
-import { drawPassages, element, ranksOf, summary } from "./results.js";
+import { drawPassages, element, offerWholeTexts, ranksOf, summary } from "./results.js";
 
 const DEPTH = 20; // passages asked of each encoder, so that a rank can be followed beyond those shown
 const NOTHING = { answers: [], gold: [] };
@@ -39,7 +39,7 @@ function depth() {
 
 async function retrieve(query, encoder, signal) {
   const { value, milliseconds } = await call("v1/retrieve", { body: { query, k: depth(), encoder }, signal });
-  return { ...value.results[0], encoder: value.encoder, milliseconds };
+  return { ...value.results[0], encoder: value.encoder, partial: value.partial, milliseconds };
 }
 
 function starting(query) {
@@ -65,8 +65,10 @@ function show(query, base, adapted) {
     $("base-facts").textContent = "";
     $("status").textContent = "Adapted results only.";
   }
+  if (adapted.partial || base?.partial) $("status").append(" A part of the index did not answer: its passages are missing.");
   if (adapted.truncated) $("status").append(" The question is longer than the encoder reads and was cut.");
   $("columns").hidden = false;
+  offerWholeTexts($("columns"));
   if (matchMedia("(max-width: 60rem)").matches) $("examples").open = false;
 }
 

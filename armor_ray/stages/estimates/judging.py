@@ -18,6 +18,7 @@ from armor_ray.curation.judging import with_threshold
 from armor_ray.curation.pairs import all_answers, judgeable
 from armor_ray.judges.alignment import CandidateChunk, ChunkAlignment
 from armor_ray.judges.domain import Domain, load_domain
+from armor_ray.judges.endpoint import has_endpoint
 from armor_ray.judges.judge import Judge
 from armor_ray.judges.qa_domain import QADomain, QuestionAnswer
 from armor_ray.judges.quality import ExampleQuality, GeneratedExample
@@ -77,7 +78,9 @@ def curation_lines(config: Config, sample: DataSample, rates: Rates) -> Iterator
 
 
 def _money(judge: JudgeConfig, asked: Sequence[Asked]) -> Iterator[Line]:
-    yield Line(STAGE, "requests to pay", sum(step.requests for step in asked), "", "without retries; what the cache holds is free")
+    free = "" if has_endpoint(judge) else "; as no endpoint is named, keywords would judge at no cost"
+    count = sum(step.requests for step in asked)
+    yield Line(STAGE, "requests to pay", count, "", f"without retries; what the cache holds is free{free}")
     if judge.prompt_price is None or judge.completion_price is None:
         yield Line(STAGE, "money", None, "", "unknown: set judge.prompt_price and judge.completion_price, of a million tokens")
         return
