@@ -258,8 +258,8 @@ def transfer(workspace: str, others: tuple[str, ...], methods: tuple[str, ...]) 
 
     found = evaluate_transfer(config, targets, methods, say)
     table = _table("▲ ▼ significantly above or below the base encoder on that data set")
-    for name in found.header:
-        table.add_column(name, no_wrap=True)
+    for number, name in enumerate(found.header):
+        table.add_column(name, no_wrap=number > 1, overflow="fold")
     for row in found.rows:
         table.add_row(*(f"{escape(cell.value)} {cell.mark} [dim]{cell.note}[/dim]" for cell in row))
     _print(table)

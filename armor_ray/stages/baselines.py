@@ -112,7 +112,8 @@ class Baselines:
                 return Reranked(first, reranker, texts.__getitem__, passages, row.reranker.depth, self._workers(row))
 
             ranking = self._search(over(self._stages.get(row.over), len(texts)))
-            return BaselineRow(row.method, ranking, faults=tools.faults.counts(), pooled=self._in_pools(row.over, over))
+            pooled = self._in_pools(row.over, over)
+            return BaselineRow(row.method, ranking, faults=tools.faults.counts(), pooled=pooled)
 
     def _in_pools(self, name: str, over: Callable[[FirstStage, int], FirstStage]) -> Ranking | None:
         """The hard pools ranked by what `over` makes of the first stage and the size of a pool."""

@@ -74,6 +74,7 @@ class Stopwatch:
         self._config, self._workspace = config, Workspace(workspace_uri)
         self._test = load_split(self._workspace, "test")
         self._questions = self._test.questions[: config.evaluation.latency_questions]
+        self._warm_up = load_split(self._workspace, "validation").questions[0]
         self._k = max(config.evaluation.ks)
         self._stages = Stages(config, self._workspace)
 
@@ -83,7 +84,7 @@ class Stopwatch:
 
     def first_stages(self) -> dict[str, list[float]]:
         """Base, trained rows (first seed), BM25, its fusions, and the listed first stages, all in turn."""
-        return time_stages(dict(self._first_stages()), self._questions, self._k, _SECONDS)
+        return time_stages(dict(self._first_stages()), self._warm_up, self._questions, self._k, _SECONDS)
 
     def _first_stages(self) -> Iterator[tuple[str, FirstStage]]:
         trained = adapted_methods(self._config)
@@ -103,4 +104,4 @@ class Stopwatch:
             reranker = build_reranker(row.reranker, open_tools(self._config, self._test, cache, opened))
             texts = self._stages.texts
             stage = Reranked(self._stages.served(row.over), reranker, texts.__getitem__, len(texts), row.reranker.depth)
-            return time_stages({row.method: stage}, self._questions, self._k, _SECONDS)
+            return time_stages({row.method: stage}, self._warm_up, self._questions, self._k, _SECONDS)

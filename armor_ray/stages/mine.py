@@ -20,6 +20,7 @@ from armor_ray.workspace import Draft, Workspace, read_parquet
 STAGE = "mine"
 NAME = "negatives"
 EXAMPLES = "examples.json"
+COUNTED = ("kept", "rejected", "questions without a negative")
 _SHOWN = 8
 
 
@@ -68,7 +69,7 @@ def _gate(workspace: Workspace, split: str, top_k: int, margin: float) -> list[R
 def _counts(rows: list[Row]) -> dict[str, int]:
     kept = [int(np.sum(row["gated"])) for row in rows]
     rejected = sum(int(row["rejected"].sum()) for row in rows)
-    return {"kept": sum(kept), "rejected": rejected, "questions without a negative": sum(count == 0 for count in kept)}
+    return dict(zip(COUNTED, (sum(kept), rejected, sum(count == 0 for count in kept)), strict=True))
 
 
 def _examples(workspace: Workspace, rows: list[Row], seed: int) -> list[dict[str, Any]]:

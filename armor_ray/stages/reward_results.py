@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from armor_ray.evaluation.reward_report import GateExample, GatePassage, RewardReport
+from armor_ray.stages.mine import COUNTED, load_gate_examples
 from armor_ray.stages.mine import NAME as NEGATIVES
-from armor_ray.stages.mine import load_gate_examples
 from armor_ray.stages.reward import REWARDS_NAME, SPLITS, load_reward_table, load_rewards
 from armor_ray.training.table import PADDING
 from armor_ray.workspace import Workspace
@@ -34,7 +34,7 @@ def load_reward_results(workspace: Workspace) -> RewardReport:
         noise_floor=table.noise_floor,
         agreements=rewards.details["agreement"],
         gold_accuracy=rewards.details["gold_accuracy_of_utilities"],
-        counts={split: {"questions": gate.rows[split], **gate.details[split]} for split in SPLITS},
+        counts={split: {"questions": gate.rows[split], **{name: gate.details[split][name] for name in COUNTED}} for split in SPLITS},
         margin=gate.config["margin"],
         examples=[_gate_example(row) for row in load_gate_examples(workspace)],
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -190,7 +191,7 @@ def test_baselines_become_rows_of_the_results(tiny: Tiny, scored: Path, serve, t
         say=said.append,
         training={"epochs": 1, "interpolate": []},
         sweep={"parameters": {}},
-        evaluation={"recipes": ["armor"], "generation_questions": 0},
+        evaluation={"recipes": ["armor"], "generation_questions": 0, "hard_pool": 20, "latency_questions": 2},
         baselines={
             "first_stages": [
                 {"kind": "bi-encoder", "name": "tiny", "model": str(tiny.encoder)},
@@ -208,10 +209,16 @@ def test_baselines_become_rows_of_the_results(tiny: Tiny, scored: Path, serve, t
     names = ["tiny", "tiny+bm25", "rrf", "bm25>cross-encoder", "tiny+bm25>cross-encoder", "armor>rankgpt", "rrf>pointwise"]
     assert [name for name in names if (name, "R@3") in values and (name, "R@3 vs base") in values] == names
     questions = manifest(workspace, "examples")["rows"]["test"]
-    # The judge cannot grade: every pointwise reply is counted, and the order stays as it was.
-    assert manifest(workspace, "reports")["details"]["faults"] == {"rrf>pointwise": {"unreadable judgement": 2 * questions}}
-    assert any(f"rrf>pointwise could not use {2 * questions} × unreadable judgement" in line for line in said)
-    assert values["rrf>pointwise", "MAP"] == values["rrf", "MAP"]
+    # The judge cannot grade: every pointwise reply is counted, in the corpus and in the pools, and the order stays as it was.
+    assert manifest(workspace, "reports")["details"]["faults"] == {"rrf>pointwise": {"unreadable judgement": 4 * questions}}
+    assert any(f"rrf>pointwise could not use {4 * questions} × unreadable judgement" in line for line in said)
+    for metric in ("MAP", "pool:MAP"):
+        assert values["rrf>pointwise", metric] == values["rrf", metric]
+    assert values["armor>rankgpt", "pool:R@1"] > values["armor", "pool:R@1"]
+    assert all((name, "latency_ratio") in values for name in names)
+    # Latencies come from requests of their own: what a ranking asks for, too, is asked for twice.
+    asked = Counter(json.dumps(body["messages"]) for body in server.requests)
+    assert max(asked.values()) == 2
     # The judge's order is that of shared words, which is how this corpus was made.
     assert values["armor>rankgpt", "R@1"] > values["armor", "R@1"]
     runs = {name: read_run(workspace / "reports" / "runs" / f"{name.replace('>', '~')}-0.trec") for name in ("bm25", "bm25>cross-encoder")}

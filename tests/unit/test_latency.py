@@ -33,6 +33,7 @@ class Slow:
 
     def search(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         assert (len(questions), k) == (1, 5)
+        assert (questions == ["w"]) == bool(self._cold)  # a reranker would answer a measured question from its cache
         self._clock.asked.append(self._name)
         self._clock.now += self._seconds + self._cold
         self._cold = 0.0
@@ -42,7 +43,7 @@ class Slow:
 def test_every_method_is_warm_and_answers_in_turn() -> None:
     clock = Clock()
     stages = {"fast": Slow("fast", clock, 0.25), "slow": Slow("slow", clock, 2.0)}
-    found = time_stages(stages, ["a", "b", "c"], 5, seconds=1e9, clock=clock)
+    found = time_stages(stages, "w", ["a", "b", "c"], 5, seconds=1e9, clock=clock)
     assert found == {"fast": [250.0] * 3, "slow": [2000.0] * 3}
     assert clock.asked == ["fast", "slow", *("fast", "slow"), *("slow", "fast"), *("fast", "slow")]
 
@@ -50,7 +51,7 @@ def test_every_method_is_warm_and_answers_in_turn() -> None:
 @pytest.mark.parametrize(("seconds", "measured"), [(0.5, 3), (7.5, 4), (100.0, 6)])
 def test_a_slow_method_is_measured_on_fewer_questions_but_on_three(seconds: float, measured: int) -> None:
     clock = Clock()
-    found = time_stages({"slow": Slow("slow", clock, 2.0)}, list("abcdef"), 5, seconds, clock)
+    found = time_stages({"slow": Slow("slow", clock, 2.0)}, "w", list("abcdef"), 5, seconds, clock)
     assert len(found["slow"]) == measured
 
 
