@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 from ray.data import DataContext
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tqdm import tqdm
 
 from armor_ray.config import DataConfig, EncoderConfig
@@ -100,13 +99,13 @@ def cut_stream(context: Context, documents: DocumentStream, data: DataConfig, wh
 
 def _dataset(documents: DocumentStream, cut: Callable[[pa.Table], pa.Table]) -> ray.data.Dataset:
     # The reader holds no CPU: a task that waits for others to take its blocks must not keep them from running.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     settings = DataContext.get_current().copy()
     settings.target_max_block_size = _BLOCK_BYTES
     with DataContext.current(settings):
         read = partial(_read, read=documents.read)
         source = ray.data.from_items([{"source": 0}])
-        blocks = source.map_batches(read, batch_format="pyarrow", num_cpus=0, scheduling_strategy=here)
+        blocks = source.map_batches(read, batch_format="pyarrow", num_cpus=0, label_selector=here)
         return blocks.map_batches(cut, batch_size=None, batch_format="pyarrow", num_cpus=1)
 
 
