@@ -291,7 +291,7 @@ def config(served: Served, tmp_path_factory: pytest.TempPathFactory, tiny_bert: 
     shutil.copytree(served.folder, folder / "bad")
     _swap_weights(Workspace(str(folder / "bad")), tiny_bert)
     good = {"workspace": "good", "max_query_characters": 200, "max_queries": 4, "max_batch_size": 8, "max_body_bytes": 4096}
-    sharded = {"workspace": "good", "topology": "sharded", "num_shards": 2, "shard_timeout_seconds": 1}
+    sharded = {"workspace": "good", "topology": "sharded", "num_shards": 2, "shard_timeout_seconds": 5}
     applications = {"/": good, "/bad": {"workspace": "bad"}, "/sharded": sharded}
     deployments = {"/sharded": ["retriever", "index-0", "index-1"]}
     config = yaml.safe_load((Path(__file__).parents[2] / "serve_configs" / "retriever.yaml").read_text())
