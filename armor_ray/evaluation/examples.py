@@ -40,13 +40,23 @@ def choose_examples(
         questions, passages: Q questions and a gold passage of each; long passages are cut.
         before, after: [Q] best gold rank from 1, or 0 (`metrics.gold_ranks`), of the base and of `method`.
     """
+
+    def pick(places: np.ndarray) -> list[Example]:
+        return [Example(questions[i], _cut(passages[i]), int(before[i]), int(after[i])) for i in places]
+
+    helped, hurt = largest_changes(before, after, limit)
+    return Examples(method, depth, pick(helped), pick(hurt))
+
+
+def largest_changes(before: np.ndarray, after: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the at most `limit` questions whose reciprocal rank rose most, and of those where it fell most; ties in their order.
+
+    Args:
+        before, after: [Q] best gold rank from 1, or 0 for none.
+    """
     gain = _reciprocal(after) - _reciprocal(before)
-
-    def pick(order: np.ndarray) -> list[Example]:
-        return [Example(questions[i], _cut(passages[i]), int(before[i]), int(after[i])) for i in order[:limit]]
-
     best, worst = np.argsort(-gain, kind="stable"), np.argsort(gain, kind="stable")
-    return Examples(method, depth, pick(best[gain[best] > 0]), pick(worst[gain[worst] < 0]))
+    return best[gain[best] > 0][:limit], worst[gain[worst] < 0][:limit]
 
 
 def _reciprocal(ranks: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from armor_ray.config import RECIPES
@@ -41,6 +42,7 @@ _STYLES = {
     "armor_uae": ("#C4581A", "*"),
 }
 _OTHER = ("#222222", "o")
+_RETRIEVER = re.compile(r"([a-z_]+?)(-swept)?-seed(\d+)(-interpolated)?")
 
 
 def method_label(method: str) -> str:
@@ -52,6 +54,18 @@ def method_label(method: str) -> str:
         return f"{_METHODS[BM25]} + {method_label(method.removeprefix(FUSION_PREFIX))}"
     name, *variants = method.split("/")
     return ", ".join([_METHODS.get(name, name), *variants])
+
+
+def method_of(retriever: str) -> tuple[str, int] | None:
+    """Row and training seed of a trained retriever by its name: `armor-swept-seed2-interpolated` → `armor/swept/interpolated`, 2.
+
+    None for a name that no training run gives.
+    """
+    found = _RETRIEVER.fullmatch(retriever)
+    if found is None:
+        return None
+    recipe, swept, seed, interpolated = found.groups()
+    return f"{recipe}{'/swept' if swept else ''}{INTERPOLATED if interpolated else ''}", int(seed)
 
 
 def metric_label(metric: str) -> str:
