@@ -27,7 +27,7 @@ export DO_NOT_TRACK := 1
 ARGS ?=
 DATA ?=
 
-.PHONY: help setup setup-test demo test lint eval bench
+.PHONY: help setup setup-test demo test lint eval bench bench-serve
 
 help:  ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -55,6 +55,10 @@ eval: $(VENV)/.cpu  ## Evaluate every recipe on TeleQuAD and TeleQnA (DATA=../sh
 bench: $(VENV)/.test  ## Measure the speed-ups against other ways to do the same work (DATA=../shared/data).
 	@test -d "$(DATA)" || { echo "make bench: DATA=FOLDER with telequad/ and teleqna/ is needed" >&2; exit 2; }
 	$(BIN)/python -m benchmarks --data '$(DATA)' $(ARGS)
+
+bench-serve: $(VENV)/.test  ## Measure serving under load beside a plain app (DATA=../shared/data; ARGS="--only load,scale").
+	@test -d "$(DATA)" || { echo "make bench-serve: DATA=FOLDER with telequad/ is needed" >&2; exit 2; }
+	$(BIN)/python -m benchmarks.serve --data '$(DATA)' $(ARGS)
 
 # -- installation ---------------------------------------------------------------------------------------------------------------
 

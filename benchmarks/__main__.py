@@ -8,14 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 import click
-import faiss
-import torch
-from transformers.utils import logging as transformers_logging
 
 from armor_ray.cli import OneLineErrors, say
 from armor_ray.errors import ArmorError
 from benchmarks import embedding, ray_overhead, scoring, sweep, training_step
 from benchmarks.inputs import SCALES, Inputs, load_inputs
+from benchmarks.measure import one_thread
 from benchmarks.report import Outcome, draw, print_table, write_page, write_summary
 
 BENCHMARKS = "abcde"
@@ -62,7 +60,7 @@ class Session:
 def main(data: Path, out: Path, only: str, scale: str) -> None:
     """Measure ARMOR's speed-ups on this machine's CPU, one thread a side."""
     names = _letters(only)
-    _one_thread()
+    one_thread()
     out.mkdir(parents=True, exist_ok=True)
     load = f"1-minute load {os.getloadavg()[0]:.1f} at the start"
     conditions = f"scale {scale}; one thread a side on the CPU; CPU time, medians of interleaved repeats; {load}"
@@ -85,14 +83,6 @@ def _letters(only: str) -> list[str]:
     if unknown:
         raise ArmorError(f"no benchmark {unknown[0]!r}", where="--only", hint=f"known: {', '.join(BENCHMARKS)}")
     return names
-
-
-def _one_thread() -> None:
-    """All sides run as a Ray actor of ours does: one thread, no GPU (the targets are for CPUs)."""
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
-    transformers_logging.disable_progress_bar()
 
 
 def _write(out: Path, outcomes: list[Outcome], conditions: str) -> Path:

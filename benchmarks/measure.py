@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import faiss
+import torch
+from transformers.utils import logging as transformers_logging
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,14 @@ class Finish:
 
     cost: Cost
     value: Any
+
+
+def one_thread() -> None:
+    """Settles this process: all sides run as a Ray actor of ours does: one thread, no GPU (the targets are for CPUs)."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    transformers_logging.disable_progress_bar()
 
 
 def timed(work: Callable[[], Any]) -> tuple[Cost, Any]:

@@ -9,11 +9,13 @@ from fastapi import FastAPI
 from armor_ray.serving.feedback import FeedbackLog
 from armor_ray.serving.generation import Generator
 from armor_ray.serving.http_errors import add_handlers
+from armor_ray.serving import page
 from armor_ray.serving.middleware import Authenticate, BodyLimit, Observe
 from armor_ray.serving.routes import answer, embeddings, feedback, retrieve, state
 from armor_ray.serving.schemas import ErrorBody
 from armor_ray.serving.service import Service
 from armor_ray.serving.tokens import RateLimit, Tokens
+from armor_ray.workspace import Workspace
 
 _ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 413, 422, 429, 503)}
 
@@ -33,6 +35,7 @@ def build_api(service: Service, generator: Generator | None = None, feedback_log
     routers += [feedback.build_router(feedback_log)] if feedback_log else []
     for router in routers:
         api.include_router(router, responses=_ERRORS)
+    page.add_page(api, Workspace(service.arguments.workspace), lambda: service.retriever.encoders["adapted"].version)
     add_handlers(api)
     api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes)
     auth = service.arguments.auth

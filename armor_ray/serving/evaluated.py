@@ -78,14 +78,14 @@ def read_examples(workspace: Workspace, version: str, limit: int = 5) -> Example
 def _choose(workspace: Workspace, method: str, before: dict[str, int], after: dict[str, int], limit: int) -> Examples:
     split = read_parquet(workspace.local("examples") / "test.parquet", "prepare", ["example_id", "question", "answers", "positive_ids"])
     rows = [row for row in split.to_pylist() if row["example_id"] in before and row["example_id"] in after]
-    ranks = [np.array([found[row["example_id"]] for row in rows], np.int64) for found in (before, after)]
+    ranks_before, ranks_after = (np.array([found[row["example_id"]] for row in rows], np.int64) for found in (before, after))
 
     def example(i: int) -> ExampleQuestion:
         row = rows[i]
-        was, now = (int(found[i]) or None for found in ranks)
+        was, now = int(ranks_before[i]) or None, int(ranks_after[i]) or None
         return ExampleQuestion(question=row["question"], answers=row["answers"], gold=row["positive_ids"], before=was, after=now)
 
-    helped, hurt = largest_changes(*ranks, limit)
+    helped, hurt = largest_changes(ranks_before, ranks_after, limit)
     return Examples(method=method_label(method), helped=[example(i) for i in helped], hurt=[example(i) for i in hurt])
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from importlib import resources
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
@@ -31,8 +31,18 @@ _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
 
-def asset_router(workspace: Workspace) -> APIRouter:
-    """`/` and its assets; open to everybody who reaches the server."""
+def add_page(api: FastAPI, workspace: Workspace, served: Callable[[], str]) -> None:
+    """Adds the page and what it asks for beyond the API.
+
+    Args:
+        served: the version `name@fingerprint` of the encoder that is served now.
+    """
+    api.include_router(_asset_router(workspace))
+    api.include_router(_evaluation_router(workspace, served))
+
+
+def _asset_router(workspace: Workspace) -> APIRouter:
+    """`/` and its assets."""
     router = APIRouter(include_in_schema=False)
     page = _read("page.html")
 
@@ -46,12 +56,8 @@ def asset_router(workspace: Workspace) -> APIRouter:
     return router
 
 
-def evaluation_router(workspace: Workspace, served: Callable[[], str]) -> APIRouter:
-    """What the workspace's evaluation says.
-
-    Args:
-        served: the version `name@fingerprint` of the encoder that is served now.
-    """
+def _evaluation_router(workspace: Workspace, served: Callable[[], str]) -> APIRouter:
+    """What the workspace's evaluation says."""
     router = APIRouter()
 
     @router.get("/v1/examples")

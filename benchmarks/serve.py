@@ -1,0 +1,181 @@
+"""`python -m benchmarks.serve --data FOLDER`: serving under load beside a plain app, and index kinds at a million vectors.
+
+Both servers run at once and are loaded in turn, from this process, on this machine: its cores are shared by client and server alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from armor_ray.cli import OneLineErrors, say
+from armor_ray.errors import ArmorError
+from armor_ray.serving.arguments import ServingArguments
+from armor_ray.workspace import Workspace
+from benchmarks import index_kinds
+from benchmarks.inputs import Inputs, load_inputs
+from benchmarks.load import Load, closed_loop, open_loop, top_passages
+from benchmarks.measure import one_thread
+from benchmarks.report import Outcome, Row, draw, print_table, write_page, write_summary
+from benchmarks.servers import serve_ours, serve_plain, write_workspace
+
+PARTS = ("load", "scale")
+CLIENTS = (1, 8, 32, 128)
+_OVERLOAD = 4
+_MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.99
+_CHECKED, _WARM_UP = 40, 40
+_SECONDS_WARM = 2.0
+# A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
+_MOST_OF_DRAIN = 2.0
+
+
+@click.group(cls=OneLineErrors, invoke_without_command=True)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder with telequad/ as published.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/bench-serve"), show_default=True, help="Folder for the results.")
+@click.option("--only", default="load", show_default=True, help="Parts to run: load, scale.")
+@click.option("--seconds", type=click.FloatRange(min=0.5), default=6.0, show_default=True, help="Length of each stretch of load.")
+@click.option("--ha-proxy", is_flag=True, help="Ray Serve's HAProxy instead of its default proxy.")
+@click.option("--vectors", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Vectors of the part scale.")
+@click.option("--kinds", default=",".join(index_kinds.KINDS), show_default=True, help="Index kinds of the part scale.")
+def main(data: Path, out: Path, only: str, seconds: float, ha_proxy: bool, vectors: int, kinds: str) -> None:
+    """Measure serving on this machine's CPU, one thread of arithmetic a server."""
+    parts, chosen = _chosen(only, PARTS, "--only"), _chosen(kinds, index_kinds.KINDS, "--kinds")
+    one_thread()
+    out.mkdir(parents=True, exist_ok=True)
+    proxy = "HAProxy" if ha_proxy else "its default proxy"
+    load = f"1-minute load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores for servers and clients together"
+    conditions = f"TeleQuAD, one thread a server, Ray Serve with {proxy}, {seconds:g} s a stretch; {load}"
+    inputs = load_inputs(data)
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="armor-bench-") as folder:
+        if "load" in parts:
+            outcomes.append(measure_load(inputs, Path(folder), seconds, ha_proxy))
+        if "scale" in parts:
+            say(f"{vectors} vectors, kinds {', '.join(chosen)} ...")
+            outcomes.append(_scale(index_kinds.measure(inputs, Path(folder), vectors, chosen), out))  # type: ignore[arg-type]
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    write_page(out / "report.md", outcomes, conditions)
+    if rows:
+        draw(out / "ratios.png", rows, conditions)
+    summary = write_summary(out / "summary.json", rows)
+    print_table(outcomes, conditions)
+    say(str(summary))
+
+
+def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
+    names = [name.strip() for name in given.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ArmorError(f"no {unknown[0]!r}", where=option, hint=f"known: {', '.join(known)}")
+    return [name for name in known if name in names]
+
+
+# -- load ------------------------------------------------------------------------------------------------------------------------
+
+
+def measure_load(inputs: Inputs, folder: Path, seconds: float, ha_proxy: bool) -> Outcome:
+    """Loads both servers in turn at every number of clients, then with four times what they can do.
+
+    Raises:
+        RuntimeError: they do not find the same passages, so the times say nothing.
+    """
+    workspace = write_workspace(folder / "workspace", inputs)
+    environment = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if ha_proxy else {}
+    questions = inputs.splits["test"].texts
+    say("starting both servers ...")
+    with serve_plain(workspace, folder / "plain") as plain, serve_ours(workspace, {}, environment) as ours:
+        urls = {"ours": f"{ours}/v1/retrieve", "theirs": f"{plain}/v1/retrieve"}
+        alike = _alike(urls, questions[:_CHECKED])
+        loads: dict[int, dict[str, Load]] = {}
+        for clients in CLIENTS:
+            loads[clients] = {}
+            for side in ("ours", "theirs") if clients % 3 else ("theirs", "ours"):
+                closed_loop(urls[side], questions[-_WARM_UP:], clients, _SECONDS_WARM)
+                say(f"{clients} clients, {side} ...")
+                loads[clients][side] = closed_loop(urls[side], questions, clients, seconds)
+        rate = _OVERLOAD * max(load["ours"].rate for load in loads.values())
+        say(f"overload: {rate:.0f} requests a second ...")
+        overloaded = open_loop(urls["ours"], questions, rate, seconds)
+    return _load_outcome(loads, overloaded, rate, alike, workspace)
+
+
+def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
+    """Share of the best passages that both servers name."""
+    ours, theirs = (top_passages(urls[side], questions) for side in ("ours", "theirs"))
+    alike = sum(len(set(a) & set(b)) for a, b in zip(ours, theirs, strict=True)) / sum(map(len, ours))
+    if alike < _LEAST_ALIKE:
+        raise RuntimeError(f"the race is void: only {alike:.1%} of the passages are the same")
+    return alike
+
+
+def _load_outcome(loads: dict[int, dict[str, Load]], overloaded: Load, rate: float, alike: float, workspace: Workspace) -> Outcome:
+    rows = [_latency_row(**loads[1]), *(_rate_row(clients, **loads[clients]) for clients in CLIENTS[1:])]
+    limits = ServingArguments(workspace=workspace.uri)
+    held = limits.max_ongoing_requests + limits.max_queued_requests
+    drain = 1000 * held / max(load["ours"].rate for load in loads.values())
+    rows += _overload_rows(overloaded, drain)
+    notes = [f"{alike:.1%} of the best passages are the same on both sides ({_CHECKED} questions)"]
+    for clients, sides in loads.items():
+        notes += [f"{clients} clients, {side}: {_describe(load)}" for side, load in sides.items()]
+    notes.append(f"overload, {rate:.0f} requests a second, ours: {_describe(overloaded)}; a full queue of {held} takes {drain:.0f} ms")
+    return Outcome(rows, notes)
+
+
+def _latency_row(ours: Load, theirs: Load) -> Row:
+    a, b = ours.percentile(50), theirs.percentile(50)
+    return Row("p50 of a lone client", a, b, "ms", a / b, _MOST_AT_ONE, at_most=True)
+
+
+def _rate_row(clients: int, ours: Load, theirs: Load) -> Row:
+    target = _LEAST_AT_32 if clients == 32 else 1.0
+    return Row(f"throughput at {clients} clients", ours.rate, theirs.rate, "requests/s", ours.rate / theirs.rate, target)
+
+
+def _overload_rows(load: Load, drain: float) -> list[Row]:
+    total = sum(load.statuses.values())
+    well = (total - load.failed) / total
+    p99 = load.percentile(99)
+    return [
+        Row(f"{_OVERLOAD}x overload: answered 200 or 503", well, 1.0, "share of requests", well, 1.0),
+        Row(f"{_OVERLOAD}x overload: p99 against a full queue's time", p99, drain, "ms", p99 / drain, _MOST_OF_DRAIN, at_most=True),
+    ]
+
+
+def _describe(load: Load) -> str:
+    quantiles = ", ".join(f"p{q} {load.percentile(q):.1f} ms" for q in (50, 95, 99))
+    refused = f"; {len(load.refusals)} answered 503, slowest after {1000 * max(load.refusals):.0f} ms" if load.refusals else ""
+    failed = f"; {load.failed} failed" if load.failed else ""
+    return f"{load.rate:.1f} requests/s, {quantiles}{refused}{failed}"
+
+
+# -- scale -----------------------------------------------------------------------------------------------------------------------
+
+
+def _scale(measured: Sequence[index_kinds.Measured], out: Path) -> Outcome:
+    (out / "index_kinds.json").write_text(json.dumps([asdict(line) for line in measured], indent=1) + "\n", encoding="utf-8")
+    notes = [
+        f"{line.kind}, {line.vectors:,} vectors: recall@{index_kinds.K} {line.recall:.4f}, lone query p50 {line.p50_ms:.2f} ms, "
+        f"p99 {line.p99_ms:.2f} ms; start {line.start_seconds:.2f} s; memory {line.private_mb:.0f} MB of its own, "
+        f"{line.resident_mb:.0f} MB with the file's pages; file {line.file_mb:.0f} MB; built in {line.build_cpu_seconds:.0f} CPU-s"
+        for line in measured
+    ]
+    flat = next((line for line in measured if line.kind == "flat"), None)
+    others = [line for line in measured if line.kind != "flat"]
+    if flat is None:
+        return Outcome([], notes)
+    return Outcome([_kind_row(line, flat) for line in others if math.isfinite(line.p50_ms)], notes)
+
+
+def _kind_row(line: index_kinds.Measured, flat: index_kinds.Measured) -> Row:
+    return Row(f"{line.kind} against flat, lone query", line.p50_ms, flat.p50_ms, "ms", flat.p50_ms / line.p50_ms, 1.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The two servers of `benchmarks.serve`, each in processes of its own over the same encoder, vectors and passages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from armor_ray.models.golden import write_golden
+from armor_ray.retrieval.dense import build_index
+from armor_ray.retrieval.index_file import FILE, save_index
+from armor_ray.workspace import Draft, Workspace
+from benchmarks.inputs import Inputs
+
+CONFIG = Path(__file__).parents[1] / "serve_configs" / "retriever.yaml"
+_READY_SECONDS = 180
+_STOP_SECONDS = 30
+_OFFLINE = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def write_workspace(folder: Path, inputs: Inputs) -> Workspace:
+    """What a finished run leaves for serving: passages, their index, and a promoted encoder (the base one's weights: speed is the same)."""
+    workspace = Workspace(str(folder))
+    encoder = inputs.encoder
+
+    def write_passages(draft: Draft) -> None:
+        pq.write_table(inputs.passages, draft.path / "passages.parquet")
+
+    def write_embeddings(draft: Draft) -> None:
+        np.save(draft.path / "part-00000.npy", inputs.vectors_CD)
+
+    def write_index(draft: Draft) -> None:
+        index = build_index(np.asarray(inputs.vectors_CD, np.float32), inputs.config.index)
+        save_index(index, draft.path, {"encoder": encoder.identity.fingerprint()})
+
+    def write_encoder(draft: Draft) -> None:
+        encoder.save(draft.path)
+        write_golden(encoder, inputs.splits["test"].texts[:16], draft.path)
+
+    for name, write, source in (
+        ("passages", write_passages, None),
+        ("embeddings", write_embeddings, "passages"),
+        ("index", write_index, "embeddings"),
+        ("promoted", write_encoder, None),
+    ):
+        inputs_of = {source: f"bench-{source}"} if source else {}
+        workspace.publish(name, stage=name, fingerprint=f"bench-{name}", inputs=inputs_of, config={}, write=write)
+    return workspace
+
+
+@contextlib.contextmanager
+def serve_ours(workspace: Workspace, arguments: dict[str, object], environment: dict[str, str]) -> Iterator[str]:
+    """`serve run` of the shipped config with other arguments, on a Ray of its own; gives its address."""
+    port = _free_port()
+    # Short: Ray's socket paths have a length limit.
+    ray_folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    folder = Path(ray_folder)
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config["http_options"]["port"] = port
+    config["applications"][0]["args"] |= {"workspace": workspace.uri, "compare": False, **arguments}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "serve"), "run", "config.yaml"]
+    with _process(command, folder, {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder, **environment}, signal.SIGINT) as process:
+        yield _ready(f"http://127.0.0.1:{port}", process, folder / "log.txt")
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def serve_plain(workspace: Workspace, folder: Path) -> Iterator[str]:
+    """The plain app over the same files; gives its address."""
+    folder.mkdir()
+    (folder / "encoder").symlink_to(workspace.local("promoted"))
+    (folder / "index.faiss").symlink_to(workspace.local("index") / FILE)
+    (folder / "passages.parquet").symlink_to(workspace.local("passages") / "passages.parquet")
+    port = _free_port()
+    command = [sys.executable, "-m", "benchmarks.plain_app", str(folder), str(port)]
+    with _process(command, folder, {"PYTHONPATH": os.pathsep.join(sys.path)}, signal.SIGTERM) as process:
+        yield _ready(f"http://127.0.0.1:{port}", process, folder / "log.txt")
+
+
+@contextlib.contextmanager
+def _process(command: list[str], folder: Path, environment: dict[str, str], stop: signal.Signals) -> Iterator[subprocess.Popen]:
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **_OFFLINE, **environment}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(stop)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _ready(url: str, process: subprocess.Popen, log: Path) -> str:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return url
+        time.sleep(0.3)
+    raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

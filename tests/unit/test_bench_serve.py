@@ -1,0 +1,113 @@
+"""The serving benchmark counts what happened, and its two servers do the same work, on a toy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner
+from fastapi.testclient import TestClient
+from serving_workspace import QUESTIONS, build_workspace
+
+from armor_ray.config import IndexConfig
+from armor_ray.retrieval.dense import build_index
+from armor_ray.retrieval.index_file import FILE, save_index
+from armor_ray.workspace import Workspace
+from benchmarks import index_kinds, load, plain_app, serve
+
+
+def run_against(answer, work) -> load.Load:
+    """What `work(url)` measures of a server whose handler is `answer`."""
+
+    async def once() -> load.Load:
+        app = web.Application()
+        app.router.add_post("/", answer)
+        async with TestServer(app) as server:
+            return await work(str(server.make_url("/")))
+
+    return asyncio.run(once())
+
+
+def test_a_closed_loop_never_has_more_open_than_clients():
+    open_now, most = 0, 0
+    asked = Counter()
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        asked[(await request.json())["query"]] += 1
+        await asyncio.sleep(0.01)
+        open_now -= 1
+        return web.json_response({})
+
+    result = run_against(answer, lambda url: load._closed_loop(url, ["a", "b"], 3, 0.2))
+    assert most == 3
+    assert result.statuses == Counter({200: sum(asked.values())})
+    assert abs(asked["a"] - asked["b"]) <= 1
+    assert result.percentile(50) >= 10
+    assert result.rate == pytest.approx(len(result.seconds) / result.wall)
+
+
+def test_an_open_loop_goes_on_whatever_becomes_of_its_requests():
+    seen = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        if seen % 4 == 0:
+            return web.Response(status=503)
+        if seen % 4 == 1:
+            return web.Response(status=500)
+        if seen % 4 == 2:
+            request.transport.close()  # no answer at all
+        await asyncio.sleep(0.3)
+        return web.json_response({})
+
+    result = run_against(answer, lambda url: load._open_loop(url, ["a"], 100, 0.4))
+    assert result.statuses == Counter({200: 10, 503: 10, 500: 10, 0: 10})
+    assert (len(result.seconds), len(result.refusals), result.failed) == (10, 10, 20)
+    assert result.wall == pytest.approx(0.4, abs=0.2)  # arrivals did not wait for answers
+    shares = serve._overload_rows(result, 1000.0)
+    assert (shares[0].ratio, shares[0].met, shares[1].met) == (0.5, False, True)
+
+
+def test_the_plain_app_gives_the_answers_of_ours(tiny_bert, tmp_path):
+    served = build_workspace(tmp_path / "workspace", tiny_bert)
+    workspace = Workspace(str(served.folder))
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "encoder").symlink_to(workspace.local("promoted"))
+    (folder / "index.faiss").symlink_to(workspace.local("index") / FILE)
+    (folder / "passages.parquet").symlink_to(workspace.local("passages") / "passages.parquet")
+    client = TestClient(plain_app.build(folder))
+    for question in QUESTIONS[:5]:
+        [result] = client.post("/v1/retrieve", json={"query": question, "k": 4}).json()["results"]
+        rows, scores = served.top(question, 4)
+        assert [passage["passage_id"] for passage in result["passages"]] == rows
+        np.testing.assert_allclose([passage["score"] for passage in result["passages"]], scores, atol=1e-5)
+
+
+def test_made_vectors_lie_around_real_ones_and_an_opened_index_finds_them(tmp_path: Path):
+    real = np.random.default_rng(1).standard_normal((20, 64)).astype(np.float32)
+    real /= np.linalg.norm(real, axis=1, keepdims=True)
+    made = index_kinds.made_vectors(real, 3000, tmp_path / "vectors.npy")
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-5)
+    assert np.median((made @ real.T).max(1)) == pytest.approx(0.89, abs=0.02)
+    queries = np.ascontiguousarray(made[:7])
+    save_index(build_index(made, IndexConfig()), tmp_path, {"encoder": "made"})
+    opened = index_kinds.open_and_search(tmp_path, queries)
+    assert opened.rows == index_kinds._exact(made, queries).tolist()
+    assert [rows[0] for rows in opened.rows] == list(range(7))
+
+
+@pytest.mark.parametrize(("option", "value", "message"), [("--only", "speed", "no 'speed'"), ("--kinds", "flat,pq", "no 'pq'")])
+def test_mistakes_end_in_one_line(tmp_path, option, value, message):
+    result = CliRunner().invoke(serve.main, ["--data", str(tmp_path), "--out", str(tmp_path / "out"), option, value])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert message in result.stderr
