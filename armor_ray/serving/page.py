@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from armor_ray.errors import ArmorError
 from armor_ray.serving.evaluated import Examples, read_examples, read_report, style_of
+from armor_ray.serving.schemas import ErrorBody
 from armor_ray.workspace import Workspace
 
 _ASSETS = {
@@ -65,7 +66,7 @@ def _evaluation_router(workspace: Workspace, served: Callable[[], str]) -> APIRo
         """Test questions that the adaptation helped and hurt most."""
         return read_examples(workspace, served())
 
-    @router.get("/v1/report", response_class=HTMLResponse)
+    @router.get("/v1/report", response_class=HTMLResponse, responses={404: {"model": ErrorBody}})
     def report() -> Response:
         """The evaluation report, a self-contained page."""
         found = read_report(workspace)
