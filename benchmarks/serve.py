@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
+import yaml
 
 from armor_ray.cli import OneLineErrors, say
 from armor_ray.errors import ArmorError
 from armor_ray.serving.arguments import ServingArguments
-from armor_ray.workspace import Workspace
 from benchmarks import index_kinds
 from benchmarks.inputs import Inputs, load_inputs
 from benchmarks.load import Load, closed_loop, open_loop, top_passages
@@ -41,22 +42,27 @@ _MOST_OF_DRAIN = 2.0
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/bench-serve"), show_default=True, help="Folder for the results.")
 @click.option("--only", default="load", show_default=True, help="Parts to run: load, scale.")
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=6.0, show_default=True, help="Length of each stretch of load.")
-@click.option("--ha-proxy", is_flag=True, help="Ray Serve's HAProxy instead of its default proxy.")
+@click.option("--environment", multiple=True, metavar="NAME=VALUE", help="For `serve run`, such as RAY_SERVE_ENABLE_HA_PROXY=1.")
+@click.option("--argument", multiple=True, metavar="NAME=VALUE", help="Serving argument (YAML), such as threads=2.")
 @click.option("--vectors", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Vectors of the part scale.")
 @click.option("--kinds", default=",".join(index_kinds.KINDS), show_default=True, help="Index kinds of the part scale.")
-def main(data: Path, out: Path, only: str, seconds: float, ha_proxy: bool, vectors: int, kinds: str) -> None:
+def main(
+    data: Path, out: Path, only: str, seconds: float, environment: tuple[str, ...], argument: tuple[str, ...], vectors: int, kinds: str
+) -> None:
     """Measure serving on this machine's CPU, one thread of arithmetic a server."""
     parts, chosen = _chosen(only, PARTS, "--only"), _chosen(kinds, index_kinds.KINDS, "--kinds")
+    settings = _pairs(environment, "--environment")
+    arguments = {name: yaml.safe_load(value) for name, value in _pairs(argument, "--argument").items()}
     one_thread()
     out.mkdir(parents=True, exist_ok=True)
-    proxy = "HAProxy" if ha_proxy else "its default proxy"
     load = f"1-minute load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores for servers and clients together"
-    conditions = f"TeleQuAD, one thread a server, Ray Serve with {proxy}, {seconds:g} s a stretch; {load}"
+    changed = "".join(f", {text}" for text in (*environment, *argument))
+    conditions = f"TeleQuAD, {seconds:g} s a stretch{changed}; {load}"
     inputs = load_inputs(data)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="armor-bench-") as folder:
         if "load" in parts:
-            outcomes.append(measure_load(inputs, Path(folder), seconds, ha_proxy))
+            outcomes.append(measure_load(inputs, Path(folder), seconds, settings, arguments))
         if "scale" in parts:
             say(f"{vectors} vectors, kinds {', '.join(chosen)} ...")
             outcomes.append(_scale(index_kinds.measure(inputs, Path(folder), vectors, chosen), out))  # type: ignore[arg-type]
@@ -77,20 +83,31 @@ def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
     return [name for name in known if name in names]
 
 
+def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    pairs = dict(text.partition("=")[::2] for text in given)
+    if not all(pairs.values()):
+        raise ArmorError("not NAME=VALUE", where=option)
+    return pairs
+
+
 # -- load ------------------------------------------------------------------------------------------------------------------------
 
 
-def measure_load(inputs: Inputs, folder: Path, seconds: float, ha_proxy: bool) -> Outcome:
-    """Loads both servers in turn at every number of clients, then with four times what they can do.
+def measure_load(inputs: Inputs, folder: Path, seconds: float, environment: dict[str, str], arguments: dict[str, Any]) -> Outcome:
+    """Loads both servers in turn at every number of clients, then ours with four times what it can do.
+
+    Args:
+        seconds: of every stretch of load.
+        environment: of `serve run`.
+        arguments: serving arguments that differ from the shipped config's.
 
     Raises:
         RuntimeError: they do not find the same passages, so the times say nothing.
     """
     workspace = write_workspace(folder / "workspace", inputs)
-    environment = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if ha_proxy else {}
     questions = inputs.splits["test"].texts
     say("starting both servers ...")
-    with serve_plain(workspace, folder / "plain") as plain, serve_ours(workspace, {}, environment) as ours:
+    with serve_plain(workspace, folder / "plain") as plain, serve_ours(workspace, arguments, environment) as ours:
         urls = {"ours": f"{ours}/v1/retrieve", "theirs": f"{plain}/v1/retrieve"}
         alike = _alike(urls, questions[:_CHECKED])
         loads: dict[int, dict[str, Load]] = {}
@@ -103,7 +120,8 @@ def measure_load(inputs: Inputs, folder: Path, seconds: float, ha_proxy: bool) -
         rate = _OVERLOAD * max(load["ours"].rate for load in loads.values())
         say(f"overload: {rate:.0f} requests a second ...")
         overloaded = open_loop(urls["ours"], questions, rate, seconds)
-    return _load_outcome(loads, overloaded, rate, alike, workspace)
+    limits = ServingArguments(workspace=workspace.uri, **arguments)
+    return _load_outcome(loads, overloaded, rate, alike, limits)
 
 
 def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
@@ -115,9 +133,8 @@ def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
     return alike
 
 
-def _load_outcome(loads: dict[int, dict[str, Load]], overloaded: Load, rate: float, alike: float, workspace: Workspace) -> Outcome:
+def _load_outcome(loads: dict[int, dict[str, Load]], overloaded: Load, rate: float, alike: float, limits: ServingArguments) -> Outcome:
     rows = [_latency_row(**loads[1]), *(_rate_row(clients, **loads[clients]) for clients in CLIENTS[1:])]
-    limits = ServingArguments(workspace=workspace.uri)
     held = limits.max_ongoing_requests + limits.max_queued_requests
     drain = 1000 * held / max(load["ours"].rate for load in loads.values())
     rows += _overload_rows(overloaded, drain)
