@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from armor_ray.serving import page
 from armor_ray.serving.feedback import FeedbackLog
 from armor_ray.serving.generation import Generator
 from armor_ray.serving.http_errors import add_handlers
-from armor_ray.serving import page
 from armor_ray.serving.middleware import Authenticate, BodyLimit, Observe
 from armor_ray.serving.routes import answer, embeddings, feedback, retrieve, state
 from armor_ray.serving.schemas import ErrorBody
@@ -30,12 +30,13 @@ def build_api(service: Service, generator: Generator | None = None, feedback_log
     # The interactive pages fetch their scripts from other sites; /openapi.json stays.
     api = FastAPI(title="armor_ray", docs_url=None, redoc_url=None)
     api.state.service = service
+    workspace = Workspace(service.arguments.workspace)
     routers = [retrieve.router, embeddings.router, state.router]
+    routers += [page.build_router(workspace, lambda: service.retriever.encoders["adapted"].version)]
     routers += [answer.build_router(generator)] if generator else []
     routers += [feedback.build_router(feedback_log)] if feedback_log else []
     for router in routers:
         api.include_router(router, responses=_ERRORS)
-    page.add_page(api, Workspace(service.arguments.workspace), lambda: service.retriever.encoders["adapted"].version)
     add_handlers(api)
     api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes)
     auth = service.arguments.auth

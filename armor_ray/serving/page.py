@@ -10,14 +10,14 @@ import base64
 import hashlib
 from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from armor_ray.errors import ArmorError
 from armor_ray.serving.evaluated import Examples, read_examples, read_report, style_of
-from armor_ray.serving.schemas import ErrorBody
 from armor_ray.workspace import Workspace
 
 _ASSETS = {
@@ -29,46 +29,33 @@ _ASSETS = {
 }
 # The report has a style element and embedded pictures, and nothing else that a browser would load or run.
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; sandbox"
+_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
 
-def add_page(api: FastAPI, workspace: Workspace, served: Callable[[], str]) -> None:
-    """Adds the page and what it asks for beyond the API.
+def build_router(workspace: Workspace, served: Callable[[], str]) -> APIRouter:
+    """The page with its assets, and what it asks for beyond the API.
 
     Args:
         served: the version `name@fingerprint` of the encoder that is served now.
     """
-    api.include_router(_asset_router(workspace))
-    api.include_router(_evaluation_router(workspace, served))
-
-
-def _asset_router(workspace: Workspace) -> APIRouter:
-    """`/` and its assets."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter()
     page = _read("page.html")
 
-    @router.get("/")
+    @router.get("/", include_in_schema=False)
     def show_page() -> Response:
         headers = {**_HEADERS, "Content-Security-Policy": _page_policy(workspace)}
         return Response(page, media_type="text/html", headers=headers)
 
     for name, media_type in _ASSETS.items():
-        router.add_api_route(f"/assets/{name}", _asset(_read(name), media_type))
-    return router
-
-
-def _evaluation_router(workspace: Workspace, served: Callable[[], str]) -> APIRouter:
-    """What the workspace's evaluation says."""
-    router = APIRouter()
+        router.add_api_route(f"/assets/{name}", _asset(_read(name), media_type), include_in_schema=False)
 
     @router.get("/v1/examples")
     def examples() -> Examples:
         """Test questions that the adaptation helped and hurt most."""
         return read_examples(workspace, served())
 
-    html = {"content": {"text/html": {"schema": {"type": "string"}}}}
-
-    @router.get("/v1/report", response_class=Response, responses={200: html, 404: {"model": ErrorBody}})
+    @router.get("/v1/report", response_class=Response, responses=_HTML)
     def report() -> Response:
         """The evaluation report, a self-contained page."""
         found = read_report(workspace)

@@ -21,6 +21,7 @@ from ray.serve.schema import ServeDeploySchema
 from armor_ray.config import load_config
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.tokens import require_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -85,6 +86,11 @@ def test_the_service_serves_what_a_replica_accepts_on_nodes_that_hold_it():
     cpus = int(container(workers["template"]["spec"])["resources"]["limits"]["cpu"])
     assert arguments.threads <= cpus
     assert arguments.num_replicas * arguments.threads <= cpus * workers["minReplicas"]
+    # Beyond loopback a replica starts only with tokens, which its pod must bring.
+    require_tokens(config.http_options.host, arguments.auth)
+    pod = workers["template"]["spec"]
+    [mount] = [mount for mount in container(pod)["volumeMounts"] if arguments.auth.tokens_file == f"{mount['mountPath']}/tokens"]
+    assert [volume["secret"] for volume in pod["volumes"] if volume["name"] == mount["name"]]
     for pod in pod_specs(manifest):
         assert {"name": "serve", "containerPort": config.http_options.port} in container(pod)["ports"]
 

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from armor_ray.evaluation.labels import method_of
 from armor_ray.serving.evaluated import read_examples
-from armor_ray.serving.page import add_page
+from armor_ray.serving.page import build_router
 from armor_ray.stages.methods import Variant
 from armor_ray.workspace import Workspace
 
@@ -35,7 +35,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def client_of(workspace: Workspace) -> TestClient:
     api = FastAPI()
-    add_page(api, workspace, lambda: VERSION)
+    api.include_router(build_router(workspace, lambda: VERSION))
     return TestClient(api)
 
 
