@@ -133,9 +133,6 @@ def test_every_panel_asks_for_a_metric_that_exists():
             assert names, panel["title"]
             asked |= names
     assert asked <= exported
-    # Nothing is measured in vain.
-    unseen = {family.name for family in metrics.REGISTRY.collect() if not any(name.startswith(family.name) for name in asked)}
-    assert not unseen
 
 
 def _sample_names(family) -> set[str]:
