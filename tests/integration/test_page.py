@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -17,12 +18,13 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from serving_workspace import NUM_PASSAGES, QUESTIONS, Served, adapted, build_workspace, passage_table, publish_encoder
 
 from armor_ray.serving.api import build_api
-from armor_ray.serving.arguments import ServingArguments
+from armor_ray.serving.arguments import AuthArguments, ServingArguments
 from armor_ray.serving.retriever import Retriever
 from armor_ray.serving.service import Service
 from armor_ray.workspace import Workspace
 
 DEPTH = 20  # passages that the page asks of each encoder
+TOKEN = "page-token-0123456789"
 HELPED, HURT = QUESTIONS[0], QUESTIONS[1]
 # As root, and with nothing in the background that calls out.
 FLAGS = [
@@ -50,10 +52,19 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Served:
 
 
 @pytest.fixture(scope="module")
-def url(served: Served) -> Iterator[str]:
-    arguments = ServingArguments(workspace=str(served.folder), retriever=RETRIEVER, compare=True, max_query_characters=200)
-    service = Service(Retriever.open(Workspace(arguments.workspace), arguments), arguments)
-    server = uvicorn.Server(uvicorn.Config(build_api(service), host="127.0.0.1", port=0, log_level="error"))
+def arguments(served: Served) -> ServingArguments:
+    return ServingArguments(workspace=str(served.folder), retriever=RETRIEVER, compare=True, max_query_characters=200)
+
+
+@pytest.fixture(scope="module")
+def retriever(arguments: ServingArguments) -> Retriever:
+    return Retriever.open(Workspace(arguments.workspace), arguments)
+
+
+@contextlib.contextmanager
+def serving(retriever: Retriever, arguments: ServingArguments) -> Iterator[str]:
+    """The API on a port of its own; gives its address."""
+    server = uvicorn.Server(uvicorn.Config(build_api(Service(retriever, arguments)), host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -62,6 +73,12 @@ def url(served: Served) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def url(retriever: Retriever, arguments: ServingArguments) -> Iterator[str]:
+    with serving(retriever, arguments) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -203,29 +220,27 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(open_page):
     expect(alert).to_be_hidden()
 
 
-def test_a_token_is_asked_for_sent_and_kept_in_memory_only(open_page, url):
+def test_a_token_is_asked_for_sent_and_kept_in_memory_only(open_page, retriever, arguments, monkeypatch):
+    monkeypatch.setenv("PAGE_TOKENS", TOKEN)
     watched = open_page(goto=False)
     page = watched.page
-    seen = []
-
-    def guard(route: Route) -> None:
-        seen.append(route.request.headers.get("authorization"))
-        route.continue_() if seen[-1] == "Bearer right" else answering(401, "a token is needed")(route)
-
-    page.route("**/v1/**", guard)
-    page.goto(url)
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.locator("#examples-note")).to_contain_text("answers only with a bearer token")
-    ask(page, "w1")
-    for token in ("wrong", "right"):
-        dialog.get_by_label("Bearer token").fill(token)
-        dialog.get_by_label("Bearer token").press("Enter")
-    expect(page.locator("#adapted-passages > li")).to_have_count(5)
-    assert seen[-3:] == ["Bearer wrong", "Bearer right", "Bearer right"]
+    with serving(retriever, arguments.model_copy(update={"auth": AuthArguments(tokens_env="PAGE_TOKENS")})) as address:
+        page.goto(address)
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#served")).to_have_text("This server answers only with a bearer token.")
+        ask(page, "w1")
+        for token in ("wrong", TOKEN):
+            dialog.get_by_label("Bearer token").fill(token)
+            dialog.get_by_label("Bearer token").press("Enter")
+            if token == "wrong":
+                expect(dialog.get_by_role("alert")).to_have_text("The server did not accept that token.")
+        expect(page.locator("#adapted-passages > li")).to_have_count(5)
+        expect(page.get_by_role("toolbar")).to_be_visible()  # the examples came with it
     assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
-    assert page.get_by_label("Bearer token").input_value() == ""
+    assert page.locator("#token").input_value() == ""
+    assert TOKEN not in page.content()
 
 
 def test_a_server_without_base_encoder_or_evaluation_says_so(open_page, url):
