@@ -264,11 +264,12 @@ def test_passages_are_text_whatever_they_hold(open_page):
     page = watched.page
     hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     passage = {"passage_id": 1, "doc_id": hostile, "title": hostile, "text": hostile, "score": 0.5, "rank": 1}
-    answer = {"encoder": hostile, "results": [{"query": "w1", "truncated": True, "passages": [passage]}]}
+    answer = {"encoder": hostile, "partial": True, "results": [{"query": "w1", "truncated": True, "passages": [passage]}]}
     page.route("**/v1/retrieve", lambda route: route.fulfill(json=answer))
     page.on("dialog", lambda dialog: watched.complaints.append(dialog.message))
     ask(page, "w1")
     expect(page.locator("#base-passages .text")).to_have_text(hostile)
+    expect(page.locator("#status")).to_contain_text("A part of the index did not answer")
     expect(page.locator("#status")).to_contain_text("was cut")
     assert page.locator("#columns img, #columns script").count() == 0
     assert watched.complaints == []

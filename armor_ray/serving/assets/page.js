@@ -39,7 +39,7 @@ function depth() {
 
 async function retrieve(query, encoder, signal) {
   const { value, milliseconds } = await call("v1/retrieve", { body: { query, k: depth(), encoder }, signal });
-  return { ...value.results[0], encoder: value.encoder, milliseconds };
+  return { ...value.results[0], encoder: value.encoder, partial: value.partial, milliseconds };
 }
 
 function starting(query) {
@@ -65,6 +65,7 @@ function show(query, base, adapted) {
     $("base-facts").textContent = "";
     $("status").textContent = "Adapted results only.";
   }
+  if (adapted.partial || base?.partial) $("status").append(" A part of the index did not answer: its passages are missing.");
   if (adapted.truncated) $("status").append(" The question is longer than the encoder reads and was cut.");
   $("columns").hidden = false;
   if (matchMedia("(max-width: 60rem)").matches) $("examples").open = false;
