@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from armor_ray.workspace import Draft, Workspace
 
 RETRIEVER = "armor-seed3"
-VERSION = f"{RETRIEVER}@print-{RETRIEVER}"
+FINGERPRINT = f"print-retrievers/{RETRIEVER}"  # as serving_workspace publishes it
+VERSION = f"{RETRIEVER}@{FINGERPRINT}"
 # Its style is allowed by its hash; its script and its picture from elsewhere must do nothing.
 REPORT = """<!doctype html><title>report</title><style>h1 { color: rgb(1, 2, 3); }</style>
 <h1>What changed</h1><script>document.querySelector("h1").textContent = "script ran";</script>
@@ -19,7 +20,7 @@ REPORT = """<!doctype html><title>report</title><style>h1 { color: rgb(1, 2, 3);
 Examples = dict[str, tuple[str, list[str], list[int], float, float]]
 
 
-def publish_evaluation(workspace: Workspace, examples: Examples, fingerprint: str = f"print-{RETRIEVER}") -> None:
+def publish_evaluation(workspace: Workspace, examples: Examples, fingerprint: str = FINGERPRINT) -> None:
     """Publishes `examples` and `reports`; the retriever was trained with the second of two seeds."""
 
     def write_split(draft: Draft) -> None:

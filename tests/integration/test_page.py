@@ -27,6 +27,7 @@ DEPTH = 20  # passages that the page asks of each encoder
 TOKEN = "page-token-0123456789"
 HELPED, HURT = QUESTIONS[0], QUESTIONS[1]
 # As root, and with nothing in the background that calls out.
+PATIENCE = 20_000  # milliseconds; a busy machine is slow
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -85,6 +86,7 @@ def url(retriever: Retriever, arguments: ServingArguments) -> Iterator[str]:
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium, "the page is tested in Chromium: install it (Debian: apt-get install chromium)"
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
@@ -107,7 +109,7 @@ def open_page(browser: Browser, url: str) -> Iterator:
     def open_(goto: bool = True, **options) -> Watched:
         context = browser.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE)
         watched = Watched(context.new_page())
         watched.page.on("console", lambda message: watched.complaints.append(message.text) if message.type == "error" else None)
         watched.page.on("pageerror", lambda error: watched.complaints.append(str(error)))
@@ -123,8 +125,8 @@ def open_page(browser: Browser, url: str) -> Iterator:
 
 
 def ask(page: Page, question: str) -> None:
-    page.get_by_label("Question").fill(question)
-    page.get_by_label("Question").press("Enter")
+    page.get_by_role("searchbox", name="Question").fill(question)
+    page.get_by_role("searchbox", name="Question").press("Enter")
 
 
 def rankings(served: Served, question: str) -> tuple[dict[int, int], dict[int, int]]:
@@ -165,7 +167,7 @@ def test_everything_works_by_keyboard_alone(open_page, served):
     watched = open_page()
     page = watched.page
     press = page.keyboard.press
-    expect(page.get_by_label("Question")).to_be_focused()
+    expect(page.get_by_role("searchbox", name="Question")).to_be_focused()
     for _ in range(4):  # passages, compare, the examples' summary, the first example
         press("Tab")
     examples = page.get_by_role("toolbar").get_by_role("button")

@@ -1,7 +1,7 @@
 // Wires the page: the two tabs, the question box, the examples, the token dialog.
 
 import { Problem, call, onTokenNeeded } from "./api.js";
-import { drawPassages, element, ranksOf, summary } from "./results.js";
+import { drawPassages, element, offerWholeTexts, ranksOf, summary } from "./results.js";
 
 const DEPTH = 20; // passages asked of each encoder, so that a rank can be followed beyond those shown
 const NOTHING = { answers: [], gold: [] };
@@ -68,6 +68,7 @@ function show(query, base, adapted) {
   if (adapted.partial || base?.partial) $("status").append(" A part of the index did not answer: its passages are missing.");
   if (adapted.truncated) $("status").append(" The question is longer than the encoder reads and was cut.");
   $("columns").hidden = false;
+  offerWholeTexts($("columns"));
   if (matchMedia("(max-width: 60rem)").matches) $("examples").open = false;
 }
 

@@ -31,7 +31,7 @@ function drawPassage(passage, other, direction, known) {
   if (isGold) facts.append(element("span", { className: "badge gold" }, "★ gold"));
   facts.append(element("span", { className: "score", title: "inner product of unit vectors" }, passage.score.toFixed(3)));
   const place = element("p", { className: "place" }, passage.title ? `${passage.title} · ${passage.doc_id}` : passage.doc_id);
-  return element("li", { className: isGold ? "passage gold" : "passage" }, facts, place, ...drawText(passage.text, known.answers));
+  return element("li", { className: isGold ? "passage gold" : "passage" }, facts, place, drawText(passage.text, known.answers));
 }
 
 function drawMove(rank, there, depth, direction) {
@@ -47,19 +47,24 @@ function drawMove(rank, there, depth, direction) {
   return there < rank ? badge("up", `▲ to ${there}`, `rises to ${there}`) : badge("down", `▼ to ${there}`, `falls to ${there}`);
 }
 
-const LONG = 420; // characters that about six lines of a column hold
-
 function drawText(text, answers) {
-  const paragraph = element("p", { className: "text" }, ...marked(text, answers));
-  if (text.length <= LONG) return [paragraph];
-  paragraph.classList.add("cut");
-  const more = element("button", { type: "button", className: "more", "aria-expanded": "false" }, "Show all");
-  more.addEventListener("click", () => {
-    const cut = paragraph.classList.toggle("cut");
-    more.setAttribute("aria-expanded", String(!cut));
-    more.textContent = cut ? "Show all" : "Show less";
-  });
-  return [paragraph, more];
+  const pieces = marked(text, answers);
+  // What holds an answer is shown whole.
+  return element("p", { className: pieces.length > 1 ? "text" : "text cut" }, ...pieces);
+}
+
+/** Gives every passage of a visible list whose text is cut a button that shows all of it. */
+export function offerWholeTexts(list) {
+  for (const paragraph of list.querySelectorAll(".text.cut")) {
+    if (paragraph.scrollHeight <= paragraph.clientHeight) continue;
+    const more = element("button", { type: "button", className: "more", "aria-expanded": "false" }, "Show all");
+    more.addEventListener("click", () => {
+      const cut = paragraph.classList.toggle("cut");
+      more.setAttribute("aria-expanded", String(!cut));
+      more.textContent = cut ? "Show all" : "Show less";
+    });
+    paragraph.after(more);
+  }
 }
 
 /** The text in pieces, with every occurrence of an answer in a <mark>; case and white space do not count. */
