@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import torch
 import yaml
 
 from armor_ray.cli import OneLineErrors, say
 from armor_ray.errors import ArmorError
+from armor_ray.models.hardware import choose_dtype, dtype_name
+from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.serving.arguments import ServingArguments
 from benchmarks import index_kinds
 from benchmarks.inputs import Inputs, load_inputs
@@ -30,7 +34,8 @@ from benchmarks.servers import serve_ours, serve_plain, write_workspace
 PARTS = ("load", "scale")
 CLIENTS = (1, 8, 32, 128)
 _OVERLOAD = 4
-_MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.99
+_MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.98
+_RECALL_AT, _LEAST_RECALL = 10, 0.995
 _CHECKED, _WARM_UP = 40, 40
 _SECONDS_WARM = 2.0
 # A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
@@ -52,11 +57,11 @@ def main(
     """Measure serving on this machine's CPU, one thread of arithmetic a server."""
     parts, chosen = _chosen(only, PARTS, "--only"), _chosen(kinds, index_kinds.KINDS, "--kinds")
     settings = _pairs(environment, "--environment")
-    arguments = {name: yaml.safe_load(value) for name, value in _pairs(argument, "--argument").items()}
+    arguments = {"dtype": fast_dtype(), **{name: yaml.safe_load(value) for name, value in _pairs(argument, "--argument").items()}}
     one_thread()
     out.mkdir(parents=True, exist_ok=True)
     load = f"1-minute load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores for servers and clients together"
-    changed = "".join(f", {text}" for text in (*environment, *argument))
+    changed = "".join(f", {name}={value}" for name, value in (settings | arguments).items())
     conditions = f"TeleQuAD, {seconds:g} s a stretch{changed}; {load}"
     inputs = load_inputs(data)
     outcomes: list[Outcome] = []
@@ -73,6 +78,11 @@ def main(
     summary = write_summary(out / "summary.json", rows)
     print_table(outcomes, conditions)
     say(str(summary))
+
+
+def fast_dtype() -> str:
+    """The arithmetic that one would serve with here: bfloat16 where the CPU multiplies in it."""
+    return dtype_name(choose_dtype("auto", torch.device("cpu")))
 
 
 def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
@@ -121,7 +131,8 @@ def measure_load(inputs: Inputs, folder: Path, seconds: float, environment: dict
         say(f"overload: {rate:.0f} requests a second ...")
         overloaded = open_loop(urls["ours"], questions, rate, seconds)
     limits = ServingArguments(workspace=workspace.uri, **arguments)
-    return _load_outcome(loads, overloaded, rate, alike, limits)
+    outcome = _load_outcome(loads, overloaded, rate, alike, limits)
+    return Outcome([*outcome.rows, _recall_row(inputs, limits.dtype)], outcome.notes)
 
 
 def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
@@ -148,6 +159,17 @@ def _load_outcome(loads: dict[int, dict[str, Load]], overloaded: Load, rate: flo
 def _latency_row(ours: Load, theirs: Load) -> Row:
     a, b = ours.percentile(50), theirs.percentile(50)
     return Row("p50 of a lone client", a, b, "ms", a / b, _MOST_AT_ONE, at_most=True)
+
+
+def _recall_row(inputs: Inputs, dtype: str) -> Row:
+    """Whether the served arithmetic finds what fp32 finds."""
+    questions = inputs.splits["test"].texts
+    best = [
+        exact_top_k(inputs.encoder.encode(questions, "query", dtype=arithmetic), np.asarray(inputs.vectors_CD, np.float32), _RECALL_AT)[1]
+        for arithmetic in (getattr(torch, dtype), torch.float32)
+    ]
+    kept = float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in zip(*best, strict=True)]))
+    return Row(f"recall@{_RECALL_AT} of {dtype} queries against fp32", kept, 1.0, f"recall@{_RECALL_AT}", kept, _LEAST_RECALL)
 
 
 def _rate_row(clients: int, ours: Load, theirs: Load) -> Row:
