@@ -22,13 +22,11 @@ import psutil
 from armor_ray.config import IndexConfig
 from armor_ray.retrieval.dense import build_index, search
 from armor_ray.retrieval.index_file import FILE, open_index, save_index
-from benchmarks.inputs import Inputs
 from benchmarks.measure import timed
 
 Kind = Literal["flat", "ivf", "hnsw"]
 KINDS: tuple[Kind, ...] = ("flat", "ivf", "hnsw")
 K = 10
-QUERIES = 200
 _BLOCK = 65536
 # Length of the noise beside the unit vector: a made vector's cosine to its real one is 1/√(1 + 0.5²) ≈ 0.89, about that of passages of one
 # document.
@@ -71,10 +69,16 @@ class Measured:
     recall: float
 
 
-def measure(inputs: Inputs, folder: Path, count: int, kinds: Sequence[Kind]) -> list[Measured]:
-    """Builds, opens and searches every kind; recall@10 is against exact search."""
-    vectors = made_vectors(np.asarray(inputs.vectors_CD, np.float32), count, folder / "vectors.npy")
-    queries = inputs.encoder.encode(inputs.splits["test"].texts[:QUERIES], "query")
+def measure(real: np.ndarray, queries: np.ndarray, folder: Path, count: int, kinds: Sequence[Kind]) -> list[Measured]:
+    """Builds, opens and searches every kind; recall@10 is against exact search.
+
+    Args:
+        real: [C, D] unit vectors of real passages.
+        queries: [Q, D] unit vectors of real questions.
+        folder: room for the vectors and one index of each kind.
+        count: vectors to make.
+    """
+    vectors = made_vectors(real, count, folder / "vectors.npy")
     np.save(folder / "queries.npy", queries)
     exact = _exact(vectors, queries)
     return [_measure(kind, vectors, exact, folder) for kind in kinds]

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -31,12 +31,14 @@ from benchmarks.measure import one_thread
 from benchmarks.report import Outcome, Row, draw, print_table, write_page, write_summary
 from benchmarks.servers import serve_ours, serve_plain, write_workspace
 
+Name = TypeVar("Name", bound=str)
+
 PARTS = ("load", "scale")
 CLIENTS = (1, 8, 32, 128)
 _OVERLOAD = 4
 _MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.98
 _RECALL_AT, _LEAST_RECALL = 10, 0.995
-_CHECKED, _WARM_UP = 40, 40
+_CHECKED, _WARM_UP, _QUERIES = 40, 40, 200
 _SECONDS_WARM = 2.0
 # A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
 _MOST_OF_DRAIN = 2.0
@@ -70,7 +72,7 @@ def main(
             outcomes.append(measure_load(inputs, Path(folder), seconds, settings, arguments))
         if "scale" in parts:
             say(f"{vectors} vectors, kinds {', '.join(chosen)} ...")
-            outcomes.append(_scale(index_kinds.measure(inputs, Path(folder), vectors, chosen), out))  # type: ignore[arg-type]
+            outcomes.append(_scale(inputs, Path(folder), vectors, chosen, out))
     rows = [row for outcome in outcomes for row in outcome.rows]
     write_page(out / "report.md", outcomes, conditions)
     if rows:
@@ -85,7 +87,7 @@ def fast_dtype() -> str:
     return dtype_name(choose_dtype("auto", torch.device("cpu")))
 
 
-def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
+def _chosen(given: str, known: Sequence[Name], option: str) -> list[Name]:
     names = [name.strip() for name in given.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -197,7 +199,9 @@ def _describe(load: Load) -> str:
 # -- scale -----------------------------------------------------------------------------------------------------------------------
 
 
-def _scale(measured: Sequence[index_kinds.Measured], out: Path) -> Outcome:
+def _scale(inputs: Inputs, folder: Path, count: int, kinds: Sequence[index_kinds.Kind], out: Path) -> Outcome:
+    queries = inputs.encoder.encode(inputs.splits["test"].texts[:_QUERIES], "query")
+    measured = index_kinds.measure(np.asarray(inputs.vectors_CD, np.float32), queries, folder, count, kinds)
     (out / "index_kinds.json").write_text(json.dumps([asdict(line) for line in measured], indent=1) + "\n", encoding="utf-8")
     notes = [
         f"{line.kind}, {line.vectors:,} vectors: recall@{index_kinds.K} {line.recall:.4f}, lone query p50 {line.p50_ms:.2f} ms, "
