@@ -563,3 +563,10 @@ def test_no_passage_and_no_question_reaches_the_log(server: Server, served: Serv
     assert any("app0" in log for log in logs)  # the replicas' own are among them
     texts = passage_table().column("text").to_pylist()
     assert not [text for text in ["zebracrossing", *QUESTIONS, *texts] for log in logs if text in log]
+
+
+def test_the_page_and_its_files_come_through_the_proxy(server: Server) -> None:
+    page = httpx.get(f"{server.url}/")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert httpx.get(f"{server.url}/assets/page.js").headers["content-type"].startswith("text/javascript")
