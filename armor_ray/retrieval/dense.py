@@ -11,7 +11,7 @@ import numpy as np
 from armor_ray.config import IndexConfig
 from armor_ray.errors import ArmorError
 
-_parameters: Any = faiss  # FAISS's type stubs lack the search parameters
+_parameters: Any = faiss  # FAISS's type stubs lack the search parameters, and know selectors by their C++ arguments
 
 _BLOCK = 65536
 # FAISS's own bounds for k-means: fewer points per centroid than 39 train badly, more than 256 are not used.
@@ -112,8 +112,7 @@ def _exact(index: faiss.Index) -> faiss.Index:
 def _selector(allowed: np.ndarray | range) -> faiss.IDSelector:
     if isinstance(allowed, range):
         return faiss.IDSelectorRange(allowed.start, allowed.stop)
-    # FAISS's Python layer takes the array alone; its stubs describe the C++ constructor.
-    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))  # type: ignore[call-arg,arg-type]
+    return _parameters.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
 def _ordered(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

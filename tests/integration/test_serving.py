@@ -556,7 +556,7 @@ def _wait_until_answered_by(server: Server, name: str) -> None:
     raise AssertionError(f"{name} never answered")
 
 
-def test_no_passage_and_no_question_reaches_the_log(server: Server, served: Served) -> None:
+def test_no_passage_and_no_question_reaches_the_log(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2", "k": 0}).status_code == 422
     assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2"}).status_code == 200
     logs = [path.read_text(errors="replace") for path in [server.log, *server.logs.glob("ray/session_2*/logs/**/*")] if path.is_file()]

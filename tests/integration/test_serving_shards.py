@@ -57,7 +57,7 @@ class Losable:
 
 
 def arguments_of(served: Served, num_shards: int, **options: Any) -> ServingArguments:
-    sharding = {"topology": "sharded" if num_shards > 1 else "split", "num_shards": num_shards, "shard_timeout_seconds": 0.2}
+    sharding = {"topology": "sharded" if num_shards > 1 else "split", "num_shards": num_shards, "shard_timeout_seconds": 30}
     return ServingArguments.model_validate({"workspace": str(served.folder), **sharding, **options})
 
 
@@ -101,7 +101,7 @@ Scenario = Callable[[httpx.AsyncClient, list[Losable]], Awaitable[None]]
 
 
 def run(served: Served, scenario: Scenario, log: FeedbackLog | None = None) -> None:
-    arguments = arguments_of(served, 2)
+    arguments = arguments_of(served, 2, shard_timeout_seconds=1)
 
     async def main() -> None:
         retriever, shards = open_sharded(arguments)
@@ -125,12 +125,12 @@ def test_an_answer_without_a_shard_says_so_and_is_whole_again_afterwards(served:
 
         status, content = await ask()
         assert (status, content["partial"], rows(content)) == (200, False, all_rows[:8])
-        shards[0].delay = 5.0
+        shards[0].delay = 60.0
         started = time.monotonic()
         for _ in range(10):
             status, content = await ask()
             assert (status, content["partial"], rows(content)) == (200, True, [row for row in all_rows if row >= 15][:8])
-        assert time.monotonic() - started < 1.0  # only the first waited 0.2 s in vain
+        assert time.monotonic() - started < 5  # only the first waited a second in vain
         shards[1].lost = True
         status, content = await ask()
         assert (status, content["error"]["message"]) == (503, "no part of the index answers")
