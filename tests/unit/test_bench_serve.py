@@ -60,20 +60,17 @@ def test_an_open_loop_goes_on_whatever_becomes_of_its_requests():
     async def answer(request: web.Request) -> web.Response:
         nonlocal seen
         seen += 1
-        if seen % 4 == 0:
-            return web.Response(status=503)
-        if seen % 4 == 1:
-            return web.Response(status=500)
-        if seen % 4 == 2:
+        mine = seen
+        while seen < 40:  # nobody is answered before everybody is here: a loop that waited for answers would never end
+            await asyncio.sleep(0.005)
+        if mine % 4 == 2:
             request.transport.close()  # no answer at all
-        await asyncio.sleep(0.3)
-        return web.json_response({})
+        return web.json_response({}, status={0: 503, 1: 500}.get(mine % 4, 200))
 
-    result = run_against(answer, lambda url: load._open_loop(url, ["a"], 100, 0.4))
+    result = run_against(answer, lambda url: load._open_loop(url, ["a"], 400, 0.1))
     assert result.statuses == Counter({200: 10, 503: 10, 500: 10, 0: 10})
     assert (len(result.seconds), len(result.refusals), result.failed) == (10, 10, 20)
-    assert result.wall < 40 * 0.3  # arrivals did not wait for answers
-    shares = serve._overload_rows(result, 1000.0)
+    shares = serve._overload_rows(result, 1e6)
     assert (shares[0].ratio, shares[0].met, shares[1].met) == (0.5, False, True)
 
 
