@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, validate_config
+from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, Recipe, validate_config
 from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
 
 INTERPOLATED = "-interpolated"
@@ -116,7 +116,7 @@ def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, A
     objective = raw.get("objective", {})
     used = {key: value for key, value in objective.items() if recipe in RECIPE_PARAMETERS.get(key, {recipe})}
     raw["objective"] = {**used, "recipe": recipe}
-    for key, value in {**config.evaluation.recipe_settings.get(recipe, {}), **(overrides or {})}.items():
+    for key, value in {**config.evaluation.recipe_settings.get(cast(Recipe, recipe), {}), **(overrides or {})}.items():
         section, _, name = key.partition(".")
         raw.setdefault(section, {})[name] = value
     return validate_config(raw, f"recipe {recipe}")
