@@ -21,7 +21,7 @@ from benchmarks.inputs import Scale
 from benchmarks.one_preparation import Preparation
 from benchmarks.report import Outcome, Row
 
-_MOST_MEMORY = 1.10
+_MOST_MEMORY = 1.25  # the driver remembers 16 bytes of each document's id, and allocators keep some of what passed through
 _LEAST_RATE = 0.80
 _GROWTH = 10
 
