@@ -414,6 +414,7 @@ class EvaluationConfig(Section):
         default_factory=dict,
         description="Per recipe, dotted keys and values of its own in place of the run's, as in {uae: {training.learning_rate: 1.0e-5}}.",
     )
+    fused: list[Recipe] = Field(default_factory=list, description="Recipes whose rows are fused with BM25, beside the main one's.")
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1, description="Training seeds; results are means over them.")
     ks: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1, 3, 5, 16], min_length=1)
     bootstrap: int = Field(2000, ge=100, description="Resamples of the paired bootstrap.")
@@ -442,7 +443,7 @@ class EvaluationConfig(Section):
                 raise ValueError(f"'{key}' cannot differ between recipes (what can: objective.*, training.*, candidates.top_k)")
         return settings
 
-    @field_validator("recipes", "seeds", "ks")
+    @field_validator("recipes", "fused", "seeds", "ks")
     @classmethod
     def _check_distinct(cls, values: list[Any]) -> list[Any]:
         return _require_distinct(values)

@@ -114,7 +114,7 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers, base: Qu
     base_fusion = f"{BM25}+{BASE}"
     yield _fused(config, base_fusion, {BASE: (rankers, base)}, split, validation, None, pools)
     for row in adapted:
-        if row.is_main:
+        if row.is_fused:
             seeds = dict(zip(row.artifacts, trained(row), strict=True))
             yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, base_fusion, pools)
     for found in rank_baselines(config, workspace, rankers.depth, context.say, pools.pool_QN if pools else None):

@@ -91,7 +91,7 @@ class Stopwatch:
         for name in (BASE, *(row.method for row in trained)):
             yield name, self._stages.served(name)
         yield BM25, self._stages.get(BM25)
-        for name in (BASE, *(row.method for row in trained if row.is_main)):
+        for name in (BASE, *(row.method for row in trained if row.is_fused)):
             parts = [cast(ExhaustiveStage, self._stages.get(part)) for part in (name, BM25)]
             yield FUSION_PREFIX + name, ConvexFusion(parts[0], parts[1], _ANY_WEIGHT)
         for stage in self._config.baselines.first_stages:

@@ -31,11 +31,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A row of the retrieval table: its method name and one encoder a seed."""
+    """A row of the retrieval table: its method name, one encoder a seed, and whether it also gets a row fused with BM25."""
 
     method: str
     artifacts: list[str]
     is_main: bool
+    is_fused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def adapted_methods(config: Config) -> list[Adapted]:
         for interpolated in [False, True] if config.training.interpolate else [False]:
             artifacts = [variant.artifact(seed, interpolated) for seed in config.evaluation.seeds]
             name = f"{variant.method}/interpolated" if interpolated else variant.method
-            rows.append(Adapted(name, artifacts, variant.recipe == config.objective.recipe))
+            is_main = variant.recipe == config.objective.recipe
+            rows.append(Adapted(name, artifacts, is_main, is_main or variant.recipe in config.evaluation.fused))
     return rows
 
 

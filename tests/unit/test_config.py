@@ -10,7 +10,7 @@ import pytest
 from armor_ray.config import DEFAULT_SWEEP, RECIPES, Config, load_config, parse_yaml, validate_config, with_overrides
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import resolved_config
-from armor_ray.stages.methods import recipe_config, training_identity
+from armor_ray.stages.methods import adapted_methods, recipe_config, training_identity
 
 SECRET = "hunter2"
 
@@ -218,3 +218,18 @@ def test_a_recipe_may_have_settings_of_its_own() -> None:
         recipe_config(unread, "uae", 0)
     with pytest.raises(ArmorError, match=r"'data\.name' cannot differ between recipes"):
         load_config(None, ["evaluation.recipe_settings={uae: {data.name: x}}"])
+
+
+def test_the_main_recipe_is_fused_with_bm25_and_those_that_are_named() -> None:
+    config = load_config(
+        None,
+        [
+            "objective.recipe=armor_uae",
+            "evaluation.recipes=[rag, armor, armor_uae]",
+            "evaluation.fused=[armor]",
+            "training.interpolate=[0, 1]",
+        ],
+    )
+    fused = [row.method for row in adapted_methods(config) if row.is_fused]
+    presets = ["armor", "armor/interpolated", "armor_uae", "armor_uae/interpolated"]
+    assert fused == [*presets, "armor_uae/swept", "armor_uae/swept/interpolated"]
