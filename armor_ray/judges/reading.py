@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from armor_ray.judges.parsing import Reading, UnreadableReply, read_flag, read_list, read_number, read_object
+from armor_ray.judges.parsing import Reading, UnreadableReply, read_flag, read_list, read_number, read_object, read_score
 from armor_ray.judges.request import Reply, Schema
 
 Read = Callable[[Any], tuple[float, tuple[str, ...]]]
@@ -19,6 +19,18 @@ def number_reading(reply: Reply, name: str) -> Reading:
     """
     score, notes = read_number(reply.text, cut=reply.finish_reason == "length")
     return Reading({name: score}, notes)
+
+
+def object_or_number_reading(reply: Reply, name: str) -> Reading:
+    """A reply that is a JSON object with one score under `name`; where no schema holds a model to that, often the number alone.
+
+    Raises:
+        UnreadableReply: it states no number.
+    """
+    try:
+        return object_reading(reply, {name: read_score})
+    except UnreadableReply:
+        return number_reading(reply, name)
 
 
 def object_reading(reply: Reply, readers: Mapping[str, Read]) -> Reading:

@@ -10,7 +10,7 @@ from armor_ray.judges.domain import Domain
 from armor_ray.judges.judge import Judge
 from armor_ray.judges.keywords import KeywordScorer
 from armor_ray.judges.parsing import Reading
-from armor_ray.judges.reading import number_reading
+from armor_ray.judges.reading import object_or_number_reading, object_schema
 from armor_ray.judges.request import ChatRequest, Reply
 from armor_ray.judges.templates import render_messages
 from armor_ray.judges.verdicts import KEYWORDS
@@ -41,10 +41,11 @@ class DocumentRelevance(Judge[DocumentText]):
     def request(self, batch: Sequence[DocumentText]) -> ChatRequest:
         (document,) = batch
         messages = render_messages(self.name, domain=self.domain, title=document.title, text=document.text[: self.snippet_characters])
-        return ChatRequest(messages, self.max_tokens, timeout_seconds=self.timeout_seconds, max_retries=self.max_retries)
+        schema = object_schema(self.name, {"relevance": "number"})
+        return ChatRequest(messages, self.max_tokens, schema=schema, timeout_seconds=self.timeout_seconds, max_retries=self.max_retries)
 
     def read(self, reply: Reply, batch: Sequence[DocumentText]) -> list[Reading | None]:
-        return [number_reading(reply, "relevance")]
+        return [object_or_number_reading(reply, "relevance")]
 
     def stand_in_scores(self, item: DocumentText) -> dict[str, float]:
         return {"relevance": self._keywords.score(f"{item.title}\n{item.text[: self.snippet_characters]}")}
