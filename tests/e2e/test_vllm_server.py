@@ -1,4 +1,4 @@
-"""A real vLLM server, with the demo generator, as judge and as writer of questions: structured outputs over real HTTP."""
+"""A real vLLM server, with the demo generator, as the judge of the Tele-Eval pipeline: structured outputs over real HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,9 @@ import pytest
 from armor_ray.config import CurationConfig, JudgeConfig
 from armor_ray.corpus.chunking import chunk_characters
 from armor_ray.corpus.records import Corpus, Document, QAPair
-from armor_ray.curation import documents, tele_eval
-from armor_ray.curation.documents import Prompt, Written
+from armor_ray.curation import tele_eval
 from armor_ray.curation.judging import Judging
-from armor_ray.judges.asking import ask_all
 from armor_ray.judges.domain import load_domain
-from armor_ray.judges.failures import Failure
-from armor_ray.judges.request import ChatRequest
-from armor_ray.models.generators.protocol import SampledText
 from armor_ray.models.hub import resolve_model
 
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -96,24 +91,3 @@ def test_it_judges_pairs_and_passages(server: str, tmp_path: Path):
         assert judgement["account"]["paid"] > 0
     assert judging.stand_ins == []
     assert [judged.step for judged in judging.judged] == ["qa_domain", *["chunk_alignment"] * len(chunker(DOCUMENTS[0].text))]
-
-
-def test_it_rates_documents_and_writes_about_their_passages(server: str, tmp_path: Path):
-    """The documents-only pipeline with the server on both sides; which of the questions are good is again not tested."""
-    judge = JudgeConfig(base_url=server, model="demo", concurrency=4)
-    replies: list[SampledText] = []
-
-    def write(prompts: Sequence[Prompt]) -> Written:
-        asked = ask_all([ChatRequest(prompt, 64, temperature=0.2, top_p=0.9) for prompt in prompts], judge, tmp_path / "cache")
-        assert not any(isinstance(reply, Failure) for reply in asked.replies), asked.replies
-        replies.extend(SampledText(reply.text, reply.finish_reason == "length") for reply in asked.replies)
-        return Written(list(replies), {})
-
-    judging = Judging(judge, tmp_path / "cache", print)
-    settings = CurationConfig(pipeline="documents", domain="isac", threshold=0.0)
-    curated = documents.curate(Corpus(DOCUMENTS, [], whole_documents=False), chunker, load_domain("isac"), settings, 0, judging, write)
-    relevance = judging.judgements[0]
-    assert (relevance["by"], relevance["items"], relevance["kept"], relevance["failures"]) == ("demo", 2, 2, {})
-    assert len(replies) == sum(len(chunker(document.text)) for document in DOCUMENTS)
-    assert all(reply.text.strip() for reply in replies)
-    assert [document.doc_id for document in curated.documents] == ["isac", "bread"]
