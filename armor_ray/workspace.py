@@ -157,7 +157,7 @@ class Workspace:
             return folder
         # Named by the manifest, not by the fingerprint: a forced rerun publishes other files under the same fingerprint.
         version = hashlib.sha256(manifest.to_json().encode()).hexdigest()[:16]
-        folder = _cache_root() / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name / version
+        folder = cache_root() / "artifacts" / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name / version
         if not folder.exists():
             self._download(manifest, folder)
         return folder
@@ -254,7 +254,7 @@ class Workspace:
     @contextlib.contextmanager
     def _draft(self, name: str) -> Iterator[Draft]:
         """A folder to fill, gone afterwards; a full or read-only disk becomes one line."""
-        target = Path(self.path(name)) if self.is_local else _cache_root() / "drafts" / name
+        target = Path(self.path(name)) if self.is_local else cache_root() / "artifacts" / "drafts" / name
         hint = "make room or the folder writable and rerun; finished stages are kept"
         try:
             folder = new_draft(target)
@@ -419,5 +419,6 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _cache_root() -> Path:
-    return Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray")) / "artifacts"
+def cache_root() -> Path:
+    """This machine's folder for what can be had again: copies of remote artifacts, replies for remote workspaces."""
+    return Path(os.environ.get("ARMOR_RAY_CACHE", Path.home() / ".cache" / "armor_ray"))

@@ -11,14 +11,15 @@ import torch
 
 from armor_ray.config import parse_yaml, validate_config
 from armor_ray.errors import ArmorError
+from armor_ray.evaluation.labels import BASE
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.golden import check_golden
+from armor_ray.models.hardware import choose_device
 from armor_ray.serving.arguments import PROMOTED
 from armor_ray.serving.indexes import IndexKey
 from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 Arm = Literal["adapted", "base"]
-BASE = "base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def open_adapted(workspace: Workspace, retriever: str, dtype: torch.dtype = torc
     artifact = PROMOTED if retriever == PROMOTED else f"retrievers/{retriever}"
     manifest = workspace.require(artifact)
     folder = workspace.local(artifact)
-    model = _on_best_device(BiEncoder.from_folder(folder))
+    model = BiEncoder.from_folder(folder).to(choose_device())
     check_golden(model, folder)
     names = _names(retriever, manifest)
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
@@ -104,7 +105,7 @@ def open_base(workspace: Workspace, dtype: torch.dtype = torch.float32) -> Query
     if raw is None:
         raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
-    model = _on_best_device(BiEncoder.load(config.encoder))
+    model = BiEncoder.load(config.encoder).to(choose_device())
     identity = model.identity.fingerprint()
     return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), dtype, _tuned_weight(workspace, BASE))
 
@@ -112,10 +113,6 @@ def open_base(workspace: Workspace, dtype: torch.dtype = torch.float32) -> Query
 def _tuned_weight(workspace: Workspace, encoder: str) -> float | None:
     reports = workspace.manifest("reports")
     return None if reports is None else reports.details.get("fusion_weights", {}).get(encoder)
-
-
-def _on_best_device(model: BiEncoder) -> BiEncoder:
-    return model.to("cuda") if torch.cuda.is_available() else model
 
 
 def _names(retriever: str, manifest: Manifest) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def _start() -> None:
     try:
         if address:
             _knock(address)
-        _join(_known_address(address) or _own_address())
+        _join(_address_for_actors(address))
     except (OSError, ValueError) as error:
         if not address:
             raise
@@ -63,25 +63,35 @@ def _start() -> None:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
 
 
-def _join(told: str) -> None:
-    """Ray with every actor told its cluster's address.
+def _join(told: str | None) -> None:
+    """Ray with every actor told its cluster's address, where that is known.
 
     Ray Train's cleaner of placement groups asks for actor states by RAY_ADDRESS. Where a machine runs several Rays and it is not set, the
     cleaner dies, a trial that was stopped early keeps its CPUs, and the sweep waits for ever.
     """
-    log_workers = os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1"
-    with _environment(_GCS_PORT, told.rpartition(":")[2]):  # read by a Ray that starts here
-        ray.init(logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": {"RAY_ADDRESS": told}})
+    if told is None:
+        _init(None, {})
+        return
+    port = told.rpartition(":")[2]
+    with _environment(_GCS_PORT, port):  # read by a Ray that starts here
+        _init(None, {"RAY_ADDRESS": told})
     found = ray.get_runtime_context().gcs_address
-    if found.rpartition(":")[2] != told.rpartition(":")[2]:  # without RAY_ADDRESS, Ray joins what `ray start` began on this machine
+    if found.rpartition(":")[2] != port:  # without RAY_ADDRESS, Ray joins what `ray start` began on this machine
         ray.shutdown()
-        ray.init(found, logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": {"RAY_ADDRESS": found}})
+        _init(found, {"RAY_ADDRESS": found})
 
 
-def _known_address(address: str | None) -> str | None:
-    """The address, where it is that of one cluster."""
+def _init(address: str | None, variables: dict[str, str]) -> None:
+    log_workers = os.environ.get("ARMOR_RAY_WORKER_LOGS") == "1"
+    ray.init(address, logging_level=logging.ERROR, log_to_driver=log_workers, runtime_env={"env_vars": variables})
+
+
+def _address_for_actors(address: str | None) -> str | None:
+    """The cluster that RAY_ADDRESS names, or the one that shall start here; None for a proxy (`ray://`): its cluster's own is unknown."""
     host, _, port = (address or "").rpartition(":")
-    return f"{host}:{port}" if host and "/" not in host and port.isdigit() else None
+    if host and port.isdigit():
+        return None if "/" in host else address
+    return _own_address()
 
 
 def _own_address() -> str:

@@ -14,7 +14,7 @@ from armor_ray.config import Config
 from armor_ray.evaluation.answers import answer_metrics
 from armor_ray.evaluation.examples import Examples, choose_examples
 from armor_ray.evaluation.figures import Trial
-from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25, POOL_PREFIX, RERANKED
+from armor_ray.evaluation.labels import BASE, BASE_RAG, BM25, FUSION_PREFIX, POOL_PREFIX, RERANKED
 from armor_ray.evaluation.latency import latency_rows
 from armor_ray.evaluation.metrics import gold_ranks, retrieval_metrics
 from armor_ray.evaluation.report import ReportData, write_report
@@ -111,12 +111,12 @@ def _methods(context: Context, split: SplitQuestions, rankers: Rankers, base: Qu
         yield dense(row.method, trained(row), BASE)
     yield Method(BM25, [rankers.lexical(split.questions)], BASE, pooled=pools.ranked([rankers.bm25]) if pools else [])
     validation = load_split(workspace, "validation")
-    base_fusion = f"{BM25}+{BASE}"
+    base_fusion = FUSION_PREFIX + BASE
     yield _fused(config, base_fusion, {BASE: (rankers, base)}, split, validation, None, pools)
     for row in adapted:
         if row.is_fused:
             seeds = dict(zip(row.artifacts, trained(row), strict=True))
-            yield _fused(config, f"{BM25}+{row.method}", seeds, split, validation, base_fusion, pools)
+            yield _fused(config, FUSION_PREFIX + row.method, seeds, split, validation, base_fusion, pools)
     for found in rank_baselines(config, workspace, rankers.depth, context.say, pools.pool_QN if pools else None):
         yield Method(found.method, [found.ranking], BASE, found.weight, found.faults, [found.pooled] if found.pooled else [])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,12 @@ def load_reward_table(workspace: Workspace, priors: tuple[Prior, ...]) -> Reward
     """Pools and utilities of both splits, with the passages' texts and the scores that the reward model corrects."""
     facts = workspace.require("pair_utilities").details
     texts = load_passages(workspace, "text").column("text").to_pylist()
-    pools = {split: _load_pools(workspace, split, texts, priors) for split in SPLITS}
+    bm25 = Bm25(texts) if "bm25" in priors else None
+    pools = {split: _load_pools(workspace, split, bm25, priors) for split in SPLITS}
     return RewardTable(pools["train"], pools["validation"], texts, facts["noise_floor"], facts["relevance_threshold"], priors)
 
 
-def _load_pools(workspace: Workspace, split: str, texts: list[str], priors: tuple[Prior, ...]) -> RewardPools:
+def _load_pools(workspace: Workspace, split: str, bm25: Bm25 | None, priors: tuple[Prior, ...]) -> RewardPools:
     candidates = workspace.local("candidates") / f"{split}.parquet"
     pools = validate_table(read_parquet(candidates, "candidates"), CANDIDATES, str(candidates))
     path = workspace.local("pair_utilities") / f"{split}.parquet"
@@ -77,10 +78,9 @@ def _load_pools(workspace: Workspace, split: str, texts: list[str], priors: tupl
         raise ArmorError("utilities of other pools than the workspace holds", where=str(path), hint="rerun with --force utility")
     filled = {name: _fill(valid_QN, values) for name, values in columns.items()}
     questions = load_examples(workspace, split)["question"].to_pylist()
-    scores: dict[Prior, Callable[[], np.ndarray]] = {
-        "base": lambda: filled["scores"],
-        "bm25": lambda: bm25_scores(texts, questions, pool_QN),
-    }
+    scores: dict[Prior, np.ndarray] = {"base": filled["scores"]}
+    if bm25 is not None:
+        scores["bm25"] = _bm25_scores(bm25, questions, pool_QN)
     return RewardPools(
         example_ids=pools["example_id"].to_pylist(),
         questions=questions,
@@ -88,7 +88,7 @@ def _load_pools(workspace: Workspace, split: str, texts: list[str], priors: tupl
         positive_QN=filled["is_positive"] == 1,
         utility_QN=filled["utility"],
         base_QN=filled["scores"],
-        prior_QNF=np.stack([scores[name]() for name in priors], axis=-1) if priors else np.empty((*pool_QN.shape, 0), np.float32),
+        prior_QNF=np.stack([scores[name] for name in priors], axis=-1) if priors else np.empty((*pool_QN.shape, 0), np.float32),
     )
 
 
@@ -141,7 +141,7 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
     rewards = {split: np.full(table.split(split).pool_QN.shape, np.nan, np.float32) for split in SPLITS}
     _score(context, str(context.local(MODEL)), table, reference, rewards, "reward")
     pools = table.validation
-    methods = {"bm25": bm25_scores(table.texts_C, pools.questions, pools.pool_QN), "base": pools.base_QN, "reward": rewards["validation"]}
+    methods = {"bm25": _validation_bm25(table), "base": pools.base_QN, "reward": rewards["validation"]}
     priors = fit_priors(table, config.seed)
     if priors is not None:  # what the cross-encoder adds to them
         methods["priors"] = priors(torch.from_numpy(pools.prior_QNF)).detach().numpy()
@@ -191,9 +191,14 @@ def _score(context: Context, model: str, table: RewardTable, reference: list[Any
             bar.update(len(batch["split"]))
 
 
-def bm25_scores(texts: Sequence[str], questions: Sequence[str], pool_QN: np.ndarray) -> np.ndarray:
+def _validation_bm25(table: RewardTable) -> np.ndarray:
+    if "bm25" in table.priors:
+        return table.validation.prior_QNF[..., table.priors.index("bm25")]
+    return _bm25_scores(Bm25(table.texts_C), table.validation.questions, table.validation.pool_QN)
+
+
+def _bm25_scores(bm25: Bm25, questions: Sequence[str], pool_QN: np.ndarray) -> np.ndarray:
     """BM25 of every pool entry, fp32 [Q, N]; of passage 0 for padding."""
-    bm25 = Bm25(texts)
     rows = [bm25.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(questions, pool_QN, strict=True)]
     return np.stack(rows)
 

@@ -17,6 +17,7 @@ from armor_ray.demo import __main__ as demo
 from armor_ray.demo.head import MARKER, Head, local_head, processes_of
 from armor_ray.demo.submit import run_job
 from armor_ray.errors import ArmorError
+from armor_ray.stages.cluster import _address_for_actors
 
 OWNER = """
 import sys, time
@@ -107,3 +108,12 @@ def test_demo_never_swallows_a_failed_job(tmp_path, monkeypatch, status):
     result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
     assert result.exit_code == 2
     assert f"the job ended as {status}" in result.output
+
+
+def test_actors_are_told_an_address_only_where_it_is_their_clusters():
+    assert _address_for_actors("10.0.0.1:6379") == "10.0.0.1:6379"
+    assert _address_for_actors("ray://10.0.0.1:10001") is None  # the proxy's, not the control store's
+    for own in (None, "", "local", "auto"):
+        host, _, port = _address_for_actors(own).rpartition(":")
+        assert host
+        assert port.isdigit()
