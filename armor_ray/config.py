@@ -132,8 +132,17 @@ class IndexConfig(Section):
     flat_below: int = Field(5000, ge=0, description="Smaller corpora use a flat index whatever `kind` says; the manifest says so.")
 
 
+class PicksConfig(Section):
+    """Passages that a reward model adds to the pools from below the base's best: what it overrates is then scored, too (UAE §2.1)."""
+
+    model: str = Field(description="A reward model of an earlier run, as runs/NAME/reward_model; any cross-encoder's folder or id will do.")
+    count: int = Field(8, ge=1, description="Most passages that it adds to a pool.")
+    depth: int = Field(100, ge=2, description="Base-retrieved passages that it chooses from.")
+
+
 class CandidatesConfig(Section):
     pool_size: int = Field(16, ge=1, description="Base-retrieved passages per question; gold passages are added to training pools.")
+    picks: PicksConfig | None = Field(None, description="What a reward model adds to the training and validation pools; null: nothing.")
     top_k: int = Field(16, ge=1, description="Passages of the pool that the RAG softmax runs over at each step.")
     refresh: Literal["never", "epoch", "step"] = "never"
 
@@ -141,6 +150,8 @@ class CandidatesConfig(Section):
     def _check_top_k(self) -> CandidatesConfig:
         if self.top_k > self.pool_size:
             raise ValueError(f"top_k {self.top_k} is larger than pool_size {self.pool_size} (lower top_k or raise pool_size)")
+        if self.picks is not None and self.picks.depth <= self.pool_size:
+            raise ValueError(f"picks.depth {self.picks.depth} leaves nothing to pick beyond pool_size {self.pool_size} (raise depth)")
         return self
 
 
@@ -549,6 +560,7 @@ class Config(Section):
     """The whole configuration of a run."""
 
     workspace: str = "runs/armor"
+    cache: str | None = Field(None, description="Workspace whose scored pairs are used and added to; null: this one. Runs may share one.")
     seed: int = 0
     data: DataConfig = Field(default_factory=DataConfig)
     encoder: EncoderConfig = Field(default_factory=EncoderConfig)
@@ -589,6 +601,7 @@ class Config(Section):
             _require_used(name, recipe, "objective")
         _check_pools_have_rewards(self)
         _check_curation(self)
+        _check_cache(self)
         return self
 
 
@@ -596,6 +609,13 @@ def _check_pools_have_rewards(config: Config) -> None:
     chosen = [recipe for recipe in (config.objective.recipe, *config.evaluation.recipes) if recipe in REWARD_RECIPES]
     if chosen and config.candidates.refresh != "never":
         raise ValueError(f"candidates.refresh '{config.candidates.refresh}' adds passages without rewards to the pools of '{chosen[0]}'")
+
+
+def _check_cache(config: Config) -> None:
+    if config.cache is not None and ("://" in config.cache) != ("://" in config.workspace):
+        raise ValueError(
+            f"cache '{config.cache}' and workspace '{config.workspace}' must both be paths or both URIs: all machines use both"
+        )
 
 
 def _check_curation(config: Config) -> None:

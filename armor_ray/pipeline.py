@@ -58,9 +58,11 @@ def _check_sizes(config: Config, workspace: Workspace) -> None:
 def resolved_config(config: Config) -> str:
     """What was set, as YAML that holds from any folder: paths are absolute, the password is left out."""
     raw = config.model_dump(exclude_unset=True, mode="json")
-    places = [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
+    places = [(raw, "cache")]
+    places += [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
     curation = raw.get("curation") or {}
     places += [(curation, "domain"), (curation.get("questions", {}).get("generator") or {}, "model")]
+    places += [((raw.get("candidates", {}).get("picks") or {}), "model")]
     places += [(item, "model") for items in raw.get("baselines", {}).values() for item in items]
     for values, key in places:
         value = values.get(key)

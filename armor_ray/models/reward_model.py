@@ -88,6 +88,12 @@ class RewardModel(nn.Module):
             (Path(folder) / PRIORS_FILE).write_text(json.dumps(self.priors.facts(), indent=2), encoding="utf-8")
 
 
+def prior_names(model: str) -> tuple[str, ...]:
+    """Names of the scores that a reward model's folder says it corrects; none for other cross-encoders."""
+    path = Path(model) / PRIORS_FILE
+    return _read_priors(path).names if path.is_file() else ()
+
+
 def _read_priors(path: Path) -> Priors:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))

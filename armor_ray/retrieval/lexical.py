@@ -53,6 +53,11 @@ class Bm25:
             scores_QC[question] = self._scores(tokens)
         return scores_QC
 
+    def score_pools(self, questions: Sequence[str], pool_QN: np.ndarray) -> np.ndarray:
+        """BM25 scores fp32 [Q, N] of every pool's passage rows int64 [Q, N]; of passage 0 where a row is negative, as in padding."""
+        rows = [self.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(questions, pool_QN, strict=True)]
+        return np.stack(rows)
+
     def _scores(self, tokens: list[str]) -> np.ndarray:
         known = self._index.get_tokens_ids(tokens)
         if not known:

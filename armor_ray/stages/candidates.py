@@ -15,6 +15,7 @@ from armor_ray.retrieval.dense import search
 from armor_ray.retrieval.index_file import open_index
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.embed import open_embeddings
+from armor_ray.stages.picks import PICKED_SPLITS, Pool, add_picks
 from armor_ray.stages.prepare import SPLITS
 from armor_ray.workspace import Draft, read_npy, read_parquet
 
@@ -27,23 +28,25 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     encoder = BiEncoder.load(config.encoder)
     index = open_index(context.local("index"), encoder.identity.fingerprint())
     vectors = open_embeddings(context.local("embeddings"))
-    examples = context.local("examples")
     pool_size = config.candidates.pool_size
+    tables = {split: read_parquet(context.local("examples") / f"{split}.parquet", "prepare") for split in SPLITS}
+    queries = {split: encoder.encode(t["question"].to_pylist(), "query", config.encoder.batch_tokens) for split, t in tables.items()}
+    pools = {
+        split: retrieve_pools(index, vectors, queries[split], table["positive_ids"].to_pylist(), pool_size, split != "test")
+        for split, table in tables.items()
+    }
+    if config.candidates.picks is not None:
+        questions = {split: tables[split]["question"].to_pylist() for split in PICKED_SPLITS}
+        pools |= add_picks(context, config.candidates.picks, index, queries, questions, pools)
 
     def write(draft: Draft) -> None:
-        for split in SPLITS:
-            table = read_parquet(examples / f"{split}.parquet", "prepare")
-            queries = encoder.encode(table["question"].to_pylist(), "query", config.encoder.batch_tokens)
-            pools = retrieve_pools(index, vectors, queries, table["positive_ids"].to_pylist(), pool_size, split != "test")
-            pq.write_table(_to_table(table["example_id"], pools), draft.path / f"{split}.parquet")
-            np.save(draft.path / f"queries-{split}.npy", queries)
+        for split, table in tables.items():
+            pq.write_table(_to_table(table["example_id"], pools[split]), draft.path / f"{split}.parquet")
+            np.save(draft.path / f"queries-{split}.npy", queries[split])
             draft.rows[split] = len(table)
-            draft.details[f"base recall@{pool_size} {split}"] = _recall(pools, pool_size)
+            draft.details[f"base recall@{pool_size} {split}"] = _recall(pools[split], pool_size)
 
     context.publish(plan, write)
-
-
-Pool = tuple[list[int], list[float], list[bool]]
 
 
 def retrieve_pools(

@@ -47,6 +47,11 @@ class Context:
     fingerprints: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def cache(self) -> Workspace:
+        """Where the utility cache lies."""
+        return self.workspace if self.config.cache is None else Workspace(self.config.cache)
+
     def once(self, name: str, find: Callable[[], Any]) -> Any:
         """Finds something slow, such as the fingerprint of a model's files, at its first use only."""
         if name not in self._known:

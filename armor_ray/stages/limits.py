@@ -14,6 +14,7 @@ def check_sizes(config: Config, num_passages: int, num_train: int) -> None:
     """
     wanted = {
         "candidates.pool_size": config.candidates.pool_size,
+        "candidates.picks.depth": config.candidates.picks.depth if config.candidates.picks else 0,
         "training.metric": config.training.metric_depth,
         "evaluation.ks": max(config.evaluation.ks),
         "evaluation.generation_top_k": config.evaluation.generation_top_k if config.evaluation.generation_questions else 0,

@@ -134,5 +134,5 @@ def training_identity(config: Config) -> dict[str, Any]:
         "seed": config.seed,
         "objective": config.objective.model_dump(exclude=unread),
         "training": config.training.model_dump(exclude={"max_failures", "workers", "cache_texts"}),
-        "candidates": config.candidates.model_dump(exclude={"pool_size"}),
+        "candidates": config.candidates.model_dump(exclude={"pool_size", "picks"}),
     }

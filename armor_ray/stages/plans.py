@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -94,7 +95,18 @@ def index(context: Context) -> list[Plan]:
 
 def candidates(context: Context) -> list[Plan]:
     config = {"pool_size": context.config.candidates.pool_size, "encoder": _encoder(context)}
+    picks = context.config.candidates.picks
+    if picks is not None:
+        _refuse_own(picks.model, context.config.workspace)
+        config["picks"] = {**picks.model_dump(), "model": context.once("picks", lambda: identify_model(picks.model, None))}
     return [Plan("candidates", "candidates", config, context.inputs("examples", "index", "embeddings"))]
+
+
+def _refuse_own(model: str, workspace: str) -> None:
+    """Pools that depend on the reward model that is trained on them would never be up to date."""
+    if Path(model).absolute().is_relative_to(Path(workspace).absolute()):
+        hint = "use that of another workspace (a run that is to begin from this one may have a copy of it)"
+        raise ArmorError("the reward model of this very workspace", where="candidates.picks.model", hint=hint)
 
 
 def score(context: Context) -> list[Plan]:

@@ -83,7 +83,7 @@ def score_ranked(context: Context, split: SplitQuestions, wanted: Sequence[set[i
     rows = [(example, row) for example, passages in enumerate(wanted) for row in sorted(passages)]
     pairs = Pairs("test", rows, split.example_ids, questions, load_passages(context.workspace, "text").column("text"))
     generator = scoring_generator(context)
-    cache = UtilityCache(context.workspace, generator_identity(generator))
+    cache = UtilityCache(context.cache, generator_identity(generator))
     for part in (pairs, pairs.closed_book()) if settings.kind in NEEDS_CLOSED_BOOK else (pairs,):
         score_missing(context, generator, part, cache.load())
     found: list[dict[int, float]] = [{} for _ in wanted]

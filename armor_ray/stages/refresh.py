@@ -20,8 +20,8 @@ from armor_ray.training.table import QuestionPools
 class RefreshActor(ScoreActor):
     """A score actor that looks pairs up before it scores them."""
 
-    def __init__(self, config: GeneratorConfig, workspace_uri: str, split: str) -> None:
-        super().__init__(config, workspace_uri, split)
+    def __init__(self, config: GeneratorConfig, workspace_uri: str, cache_uri: str, split: str) -> None:
+        super().__init__(config, workspace_uri, cache_uri, split)
         self._known = self._cache.load()
 
     def entries(self, examples: list[int], passage_ids: list[int]) -> list[list[Entry]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pyarrow.parquet as pq
 import ray
 import ray.train
 import torch
-from ray.data import ActorPoolStrategy
-from tqdm import tqdm
 
 from armor_ray.config import Prior
 from armor_ray.corpus.schemas import CANDIDATES, PAIR_UTILITIES, REWARDS, validate_table
@@ -20,9 +17,10 @@ from armor_ray.errors import ArmorError
 from armor_ray.evaluation.agreement import agreement, gold_accuracy
 from armor_ray.models.hub import resolve_model
 from armor_ray.retrieval.lexical import Bm25
-from armor_ray.stages.cluster import connect, plan_actors, plan_trials, user_errors
+from armor_ray.stages.cluster import connect, plan_trials, user_errors
 from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.prepare import load_examples, load_passages
+from armor_ray.stages.reward_scores import score_table
 from armor_ray.stages.train_runs import discard_damaged_run, fault_of, torch_run
 from armor_ray.training.reward_pairs import RewardPools, RewardTable
 from armor_ray.training.reward_priors import fit_priors
@@ -32,7 +30,6 @@ from armor_ray.workspace import Draft, Workspace, read_parquet
 STAGE = "reward"
 SPLITS = ("train", "validation")
 MODEL, REWARDS_NAME = "reward_model", "rewards"
-_QUESTIONS_A_BATCH = 16
 
 
 def run_all(context: Context, todo: list[Plan]) -> None:
@@ -58,7 +55,14 @@ def load_reward_table(workspace: Workspace, priors: tuple[Prior, ...]) -> Reward
     texts = load_passages(workspace, "text").column("text").to_pylist()
     bm25 = Bm25(texts) if "bm25" in priors else None
     pools = {split: _load_pools(workspace, split, bm25, priors) for split in SPLITS}
-    return RewardTable(pools["train"], pools["validation"], texts, facts["noise_floor"], facts["relevance_threshold"], priors)
+    return RewardTable(
+        train=pools["train"],
+        validation=pools["validation"],
+        texts_C=texts,
+        priors=priors,
+        noise_floor=facts["noise_floor"],
+        threshold=facts["relevance_threshold"],
+    )
 
 
 def _load_pools(workspace: Workspace, split: str, bm25: Bm25 | None, priors: tuple[Prior, ...]) -> RewardPools:
@@ -80,7 +84,7 @@ def _load_pools(workspace: Workspace, split: str, bm25: Bm25 | None, priors: tup
     questions = load_examples(workspace, split)["question"].to_pylist()
     scores: dict[Prior, np.ndarray] = {"base": filled["scores"]}
     if bm25 is not None:
-        scores["bm25"] = _bm25_scores(bm25, questions, pool_QN)
+        scores["bm25"] = bm25.score_pools(questions, pool_QN)
     return RewardPools(
         example_ids=pools["example_id"].to_pylist(),
         questions=questions,
@@ -139,7 +143,7 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
     """Rewards of both splits, and how the reward model agrees with the generator beside BM25, the base and a stock cross-encoder."""
     config = context.config
     rewards = {split: np.full(table.split(split).pool_QN.shape, np.nan, np.float32) for split in SPLITS}
-    _score(context, str(context.local(MODEL)), table, reference, rewards, "reward")
+    score_table(context, str(context.local(MODEL)), table, reference, rewards, "reward")
     pools = table.validation
     methods = {"bm25": _validation_bm25(table), "base": pools.base_QN, "reward": rewards["validation"]}
     priors = fit_priors(table, config.seed)
@@ -147,7 +151,7 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
         methods["priors"] = priors(torch.from_numpy(pools.prior_QNF)).detach().numpy()
     if config.reward.stock is not None:
         stock = {"validation": np.full_like(rewards["validation"], np.nan)}
-        _score(context, resolve_model(config.reward.stock), table, reference, stock, "stock")
+        score_table(context, resolve_model(config.reward.stock), table, reference, stock, "stock")
         methods["cross_encoder"] = stock["validation"]
     agreements = [{"method": name, **_agreement(scores_QN, table)} for name, scores_QN in methods.items()]
     generator = gold_accuracy(pools.utility_QN, pools.positive_QN, ~np.isnan(pools.utility_QN))
@@ -165,42 +169,10 @@ def _reward_all(context: Context, plan: Plan, table: RewardTable, reference: lis
         context.say(f"reward: {row['method']}: {numbers}")
 
 
-def _score(context: Context, model: str, table: RewardTable, reference: list[Any], into: dict[str, np.ndarray], label: str) -> None:
-    """Fills the arrays [Q, N] of the named splits."""
-    from armor_ray.stages.reward_worker import RewardActor
-
-    todo = [
-        {"split": split, "start": start, "stop": min(start + _QUESTIONS_A_BATCH, len(table.split(split)))}
-        for split in into
-        for start in range(0, len(table.split(split)), _QUESTIONS_A_BATCH)
-    ]
-    actors = plan_actors(context.config.resources, context.config.resources.reward_actors, len(todo))
-    dataset = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
-        RewardActor,
-        fn_constructor_args=(context.config, model, reference),
-        batch_size=1,
-        compute=ActorPoolStrategy(size=actors.count),
-        **actors.options,
-    )
-    total = sum(int((table.split(split).pool_QN != PADDING).sum()) for split in into)
-    with user_errors(), tqdm(total=total, desc=label, unit=" pairs", mininterval=2) as bar:
-        for batch in dataset.iter_batches(batch_size=None, batch_format="numpy"):
-            for split in into:
-                rows = batch["split"] == split
-                into[split][batch["question"][rows], batch["column"][rows]] = batch["reward"][rows]
-            bar.update(len(batch["split"]))
-
-
 def _validation_bm25(table: RewardTable) -> np.ndarray:
     if "bm25" in table.priors:
         return table.validation.prior_QNF[..., table.priors.index("bm25")]
-    return _bm25_scores(Bm25(table.texts_C), table.validation.questions, table.validation.pool_QN)
-
-
-def _bm25_scores(bm25: Bm25, questions: Sequence[str], pool_QN: np.ndarray) -> np.ndarray:
-    """BM25 of every pool entry, fp32 [Q, N]; of passage 0 for padding."""
-    rows = [bm25.score_matrix([question])[0, np.maximum(pool, 0)] for question, pool in zip(questions, pool_QN, strict=True)]
-    return np.stack(rows)
+    return Bm25(table.texts_C).score_pools(table.validation.questions, table.validation.pool_QN)
 
 
 def _agreement(scores_QN: np.ndarray, table: RewardTable) -> dict[str, float]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import ray
 import ray.train
 
 from armor_ray.config import Config
 from armor_ray.models.cross_encoder import CrossEncoder
-from armor_ray.models.hardware import choose_device, choose_dtype
-from armor_ray.models.reward_model import RewardModel
 from armor_ray.stages.context import Plan
 from armor_ray.stages.train_worker import RayHost
 from armor_ray.training.history import HistoryWriter, history_table
-from armor_ray.training.reward import RewardResult, RewardTrainer, score_pools
+from armor_ray.training.reward import RewardResult, RewardTrainer
 from armor_ray.training.reward_pairs import RewardTable
 from armor_ray.workspace import Draft, Workspace
 
@@ -55,27 +52,3 @@ def _publish(workspace: Workspace, plan: Plan, result: RewardResult) -> None:
         draft.rows["steps"] = result.progress.step
 
     workspace.publish(plan.name, stage=plan.stage, fingerprint=plan.fingerprint, inputs=plan.inputs, config=plan.config, write=write)
-
-
-class RewardActor:
-    """Loads a reward model once and scores the pools of ranges of questions.
-
-    Args:
-        model: folder of the reward model, or folder or id of a stock cross-encoder.
-        table: reference to the `RewardTable`.
-    """
-
-    def __init__(self, config: Config, model: str, table: list[Any]) -> None:
-        device = choose_device()
-        self._settings = config.reward
-        self._model = RewardModel.load(model, config.reward.max_length).to(device)
-        self._dtype = choose_dtype(config.reward.score_dtype, device)
-        self._table: RewardTable = ray.get(table[0])
-
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        [split], [start], [stop] = (batch[name].tolist() for name in ("split", "start", "stop"))
-        pools = self._table.split(split).between(start, stop)
-        reward_QN = score_pools(self._model, pools, self._table, self._settings.batch_tokens, self._dtype)
-        questions, columns = np.nonzero(~np.isnan(reward_QN))
-        splits = np.full(len(questions), split)
-        return {"split": splits, "question": questions + start, "column": columns, "reward": reward_QN[questions, columns]}

@@ -47,14 +47,18 @@ class Question:
 
 
 class ScoreActor:
-    """Loads the generator once and scores batches of (example number, passage id) pairs."""
+    """Loads the generator once and scores batches of (example number, passage id) pairs.
 
-    def __init__(self, config: GeneratorConfig, workspace_uri: str, split: str) -> None:
+    Args:
+        cache_uri: of the workspace that holds the utility cache.
+    """
+
+    def __init__(self, config: GeneratorConfig, workspace_uri: str, cache_uri: str, split: str) -> None:
         workspace = Workspace(workspace_uri)
         self._texts = load_passages(workspace, "text").column("text")
         self._questions = load_questions(workspace.local("examples"), split)
         self._generator = load_generator(config)
-        self._cache = UtilityCache(workspace, generator_identity(config))
+        self._cache = UtilityCache(Workspace(cache_uri), generator_identity(config))
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         _, cut = self._score(batch["example"].tolist(), batch["passage_id"].tolist())
@@ -98,7 +102,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
         message = "the openai engine cannot score: its API gives no prompt log-probabilities"
         raise ArmorError(message, where="generator.engine", hint="use hf or vllm for scoring")
     generator = scoring_generator(context)
-    cache = UtilityCache(context.workspace, generator_identity(generator))
+    cache = UtilityCache(context.cache, generator_identity(generator))
     cache.describe()
     pools = [load_pairs(context, split) for split in scored_splits(context.config)]
     for pairs in pools:
@@ -175,7 +179,7 @@ def score_missing(context: Context, generator: GeneratorConfig, pairs: Pairs, kn
     blocks = [pa.table({"passage_id": [p for p, _ in batch], "example": [e for _, e in batch]}) for batch in todo]
     dataset = ray.data.from_arrow(blocks).map_batches(
         ScoreActor,
-        fn_constructor_args=(generator, context.workspace.uri, pairs.split),
+        fn_constructor_args=(generator, context.workspace.uri, context.cache.uri, pairs.split),
         batch_size=None,
         compute=ActorPoolStrategy(size=actors.count),
         **actors.options,

@@ -136,7 +136,7 @@ def _start_score_actors(context: Context, count: int, options: dict[str, Any]) -
 
     remote: Any = ray.remote(RefreshActor).options(**options, max_restarts=-1, max_task_retries=-1)
     generator = scoring_generator(context)
-    actors = [remote.remote(generator, context.workspace.uri, "train") for _ in range(count)]
+    actors = [remote.remote(generator, context.workspace.uri, context.cache.uri, "train") for _ in range(count)]
     with user_errors():
         ray.get([actor.__ray_ready__.remote() for actor in actors])
     return actors

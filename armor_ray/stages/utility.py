@@ -59,7 +59,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     [plan] = todo
     settings = context.config.utility
     generator = scoring_generator(context)
-    cache = UtilityCache(context.workspace, generator_identity(generator))
+    cache = UtilityCache(context.cache, generator_identity(generator))
     pools = {split: load_pairs(context, split) for split in SPLITS}
     for pairs in pools.values():
         for wanted in (pairs, pairs.closed_book()) if settings.kind in NEEDS_CLOSED_BOOK else (pairs,):
@@ -161,7 +161,7 @@ def _rescored(context: Context, generator: GeneratorConfig, pairs: Pairs, entrie
     actors = plan_actors(context.config.resources, context.config.resources.score_actors, len(blocks))
     dataset = ray.data.from_arrow(blocks).map_batches(
         RescoreActor,
-        fn_constructor_args=(generator, context.workspace.uri, pairs.split),
+        fn_constructor_args=(generator, context.workspace.uri, context.cache.uri, pairs.split),
         batch_size=None,
         compute=ActorPoolStrategy(size=actors.count),
         **actors.options,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ class RewardTrainer:
     def _validate(self) -> dict[str, float]:
         pools = self._table.validation.between(0, self.config.validation_questions)
         dtype = choose_dtype(self.config.score_dtype, self.host.device)
-        reward_QN = score_pools(self.module.model, pools, self._table, self.config.batch_tokens, dtype)
+        reward_QN = score_pools(self.module.model, pools, self._table.texts_C, self.config.batch_tokens, dtype)
         return agreement(reward_QN, pools.utility_QN, self._table.noise_floor, self._table.threshold)
 
     def _remember(self, row: dict[str, float]) -> None:
@@ -228,10 +228,10 @@ class RewardTrainer:
             self._sink(row)
 
 
-def score_pools(model: RewardModel, pools: RewardPools, table: RewardTable, batch_tokens: int, dtype: torch.dtype) -> np.ndarray:
+def score_pools(model: RewardModel, pools: RewardPools, texts_C: Sequence[str], batch_tokens: int, dtype: torch.dtype) -> np.ndarray:
     """R of every pool entry, fp32 [Q, N]; NaN for padding."""
     questions, columns = np.nonzero(pools.pool_QN != PADDING)
-    pairs = [(pools.questions[q], table.texts_C[int(pools.pool_QN[q, n])]) for q, n in zip(questions, columns, strict=True)]
+    pairs = [(pools.questions[q], texts_C[int(pools.pool_QN[q, n])]) for q, n in zip(questions, columns, strict=True)]
     reward_QN = np.full(pools.pool_QN.shape, np.nan, np.float32)
     reward_QN[questions, columns] = model.score(pairs, pools.prior_QNF[questions, columns], batch_tokens, dtype)
     return reward_QN

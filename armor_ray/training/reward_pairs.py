@@ -52,24 +52,30 @@ class RewardPools:
         return np.where(np.isnan(self.utility_QN), value, self.utility_QN)
 
 
-@dataclass(slots=True)
-class RewardTable:
-    """Both splits, the passages' texts by row, what tells a difference of utilities from noise, and the names of the F priors.
-
-    Raises:
-        ArmorError: a split without a pair of passages whose utilities differ.
-    """
+@dataclass(slots=True, kw_only=True)
+class PoolTable:
+    """Both splits' pools, the passages' texts by row, and the names of the F priors."""
 
     train: RewardPools
     validation: RewardPools
     texts_C: Sequence[str]
-    noise_floor: float
-    threshold: float
     priors: tuple[str, ...] = ()
 
     def split(self, name: str) -> RewardPools:
         """`train` or `validation`."""
         return {"train": self.train, "validation": self.validation}[name]
+
+
+@dataclass(slots=True, kw_only=True)
+class RewardTable(PoolTable):
+    """What the reward model learns from: pools with utilities, and what tells a difference of utilities from noise.
+
+    Raises:
+        ArmorError: a split without a pair of passages whose utilities differ.
+    """
+
+    noise_floor: float
+    threshold: float
 
     def __post_init__(self) -> None:
         for name, pools in (("training", self.train), ("validation", self.validation)):

@@ -17,6 +17,7 @@ import pytest
 import ray
 from pipeline_cases import Tiny, manifest
 
+from armor_ray import pipeline
 from armor_ray.config import ResourcesConfig, load_config
 from armor_ray.corpus.schemas import CANDIDATES, UTILITIES, validate_table
 from armor_ray.errors import ArmorError
@@ -184,6 +185,14 @@ def test_only_new_triples_are_scored(own: Tiny) -> None:
     assert cached(own.workspace("w")) == known + 3 * len(added)
     unchanged = {(r["example_id"], r["passage_id"], r["answer_idx"]): r["log_likelihood"] for r in after}
     assert all(unchanged[r["example_id"], r["passage_id"], r["answer_idx"]] == pytest.approx(r["log_likelihood"], abs=1e-3) for r in before)
+
+
+def test_workspaces_may_share_their_scored_pairs(own: Tiny, scored: Path) -> None:
+    workspace = own.copy(scored, "other")
+    shutil.rmtree(workspace / "cache")
+    pipeline.run(load_config(own.config("other"), [f"cache={own.workspace('w')}"]), until="score", force="score", say=lambda _: None)
+    assert utilities(workspace) == utilities(own.workspace("w"))
+    assert not (workspace / "cache").exists()
 
 
 def test_a_larger_pool_scores_only_what_it_adds(own: Tiny) -> None:

@@ -112,6 +112,31 @@ def test_rewards_are_the_models_and_the_gate_follows_them(finished: Path) -> Non
     assert all(example["accepted"] and example["rejected"] for example in shown)
 
 
+def test_a_reward_models_own_picks_join_the_pools(own: Tiny, finished: Path, scored: Path) -> None:
+    """Those that the base's best and the gold passages leave out, best reward first; test pools stay the base's."""
+    own.copy(scored, "picks")
+    picks = {"model": str(finished / "reward_model"), "count": 3, "depth": 12}
+    workspace = own.run("picks", until="candidates", **{**sections(own), "candidates": {"pool_size": 5, "top_k": 4, "picks": picks}})
+    model, encoder = CrossEncoder.load(finished / "reward_model", 24), BiEncoder.load(load_config(own.config("picks")).encoder)
+    texts = pq.read_table(workspace / "passages" / "passages.parquet")["text"].to_pylist()
+    vectors = np.asarray(open_embeddings(workspace / "embeddings"))
+    for split, added in (("train", 3), ("validation", 3), ("test", 0)):
+        examples = pq.read_table(workspace / "examples" / f"{split}.parquet").to_pylist()
+        pools = pq.read_table(workspace / "candidates" / f"{split}.parquet").to_pylist()
+        for example, pool in zip(examples, pools, strict=True):
+            base_C = vectors @ encoder.encode([example["question"]], "query")[0]
+            best = np.argsort(-base_C, kind="stable")[:12].tolist()
+            first = best[:5] + [row for row in example["positive_ids"] if row not in best[:5] and split != "test"]
+            others = [row for row in best if row not in first]
+            reward = dict(zip(others, model.score([(example["question"], texts[row]) for row in others]), strict=True))
+            found = pool["passage_ids"]
+            assert found[: len(first)] == first
+            assert len(found) == len(first) + added
+            np.testing.assert_allclose([reward[row] for row in found[len(first) :]], sorted(reward.values())[::-1][:added], atol=0.02)
+            np.testing.assert_allclose(pool["scores"], base_C[found], atol=1e-5)
+            assert pool["is_positive"] == [row in example["positive_ids"] for row in found]
+
+
 def test_the_corpus_is_embedded_anew_as_encoding_from_scratch_does(finished: Path) -> None:
     encoder = BiEncoder.from_folder(finished / "retrievers" / "uae-seed0")
     texts = pq.read_table(finished / "passages" / "passages.parquet")["text"].to_pylist()

@@ -30,7 +30,7 @@ def refused(*overrides: str) -> str:
         ("objective.learning_rate=1", "did you mean 'training.learning_rate'?"),  # the right key in the wrong section
         ("training.lora.rnk=4", "did you mean 'training.lora.rank'?"),
         ("trainning.epochs=1", "did you mean 'training'?"),
-        ("foo=1", "known keys: baselines, candidates, curation, data,"),
+        ("foo=1", "known keys: baselines, cache, candidates, curation, data,"),
     ],
 )
 def test_unknown_key_names_the_nearest(override: str, hint: str) -> None:

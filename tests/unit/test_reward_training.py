@@ -44,7 +44,7 @@ def make_reward_table(num_train: int = 24, num_validation: int = 8) -> RewardTab
         arrays = (pool_QN, pool_QN % 3 == 0, utility_QN.astype(np.float32), base_QN, np.empty((num, 6, 0), np.float32))
         return RewardPools([f"q{i}" for i in range(num)][rows], questions[rows], *(array[rows] for array in arrays))
 
-    return RewardTable(part(slice(num_train)), part(slice(num_train, num)), texts, noise_floor=0.1, threshold=0.5)
+    return RewardTable(train=part(slice(num_train)), validation=part(slice(num_train, num)), texts_C=texts, noise_floor=0.1, threshold=0.5)
 
 
 def make_settings(**values: Any) -> RewardConfig:
@@ -156,7 +156,7 @@ def test_an_encoder_without_a_head_is_no_cross_encoder(tiny_bert: Path) -> None:
 def test_utilities_within_the_noise_teach_nothing() -> None:
     table = make_reward_table()
     with pytest.raises(ArmorError, match="no training question has two passages whose utilities differ"):
-        RewardTable(table.train, table.validation, table.texts_C, noise_floor=5.0, threshold=0.5)
+        replace(table, noise_floor=5.0)
 
 
 def with_priors(table: RewardTable) -> RewardTable:

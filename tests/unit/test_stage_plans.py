@@ -299,6 +299,7 @@ def test_what_planning_can_find_is_found_before_the_first_stage(case: Path, over
     ("overrides", "message"),
     [
         (["candidates.pool_size=999"], r"candidates.pool_size: asks for 999 passages, the corpus has 6\d; choose at most 6\d, or add doc"),
+        (["candidates.picks={model: demo/encoder, depth: 100}"], "candidates.picks.depth: asks for 100"),
         (["evaluation.ks=[1, 100]"], "evaluation.ks: asks for 100 passages"),
         (["evaluation.generation_top_k=64"], "evaluation.generation_top_k: asks for 64"),
         (["training.batch_size=100"], r"training.batch_size: a batch of 100 questions, the training split has \d+; choose at most"),

@@ -78,7 +78,8 @@ def _scoring(config: Config, sample: DataSample, prompts: GeneratorTokens, size:
 def _pairs(config: Config, sample: DataSample, split: str) -> int:
     """An upper limit: gold passages that the base encoder retrieves are in the pool already."""
     gold = sum(map(len, sample.examples[split]["positive_ids"].to_pylist()))
-    return sample.questions(split) * min(config.candidates.pool_size, sample.num_passages) + gold
+    picks = config.candidates.picks.count if config.candidates.picks else 0
+    return sample.questions(split) * min(config.candidates.pool_size + picks, sample.num_passages) + gold
 
 
 def _closed_book(config: Config, sample: DataSample) -> int:
