@@ -20,9 +20,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from armor_ray import pipeline
-from armor_ray.config import Config, load_config, parse_yaml, validate_config
+from armor_ray.config import Config, load_config, parse_yaml
 from armor_ray.errors import ArmorError
-from armor_ray.workspace import CONFIG, Manifest, Workspace
+from armor_ray.stages.context import config_of
+from armor_ray.workspace import Manifest, Workspace
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SERVE_CONFIG = "serve_configs/retriever.yaml"
@@ -94,7 +95,7 @@ def show_results(workspace: Workspace) -> None:
     if workspace.manifest("reports") is None:
         return
     rows = json.loads(workspace.read_bytes("reports/summary.json") or b"[]")
-    _print(_results_table(rows))
+    _print(_results_table([row for row in rows if row["dataset"] == rows[0]["dataset"]]))  # other data sets come after the own
     show_places(workspace)
 
 
@@ -187,7 +188,7 @@ def status(workspace: str) -> None:
     table.add_column("rows")
     for name in ("MB", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for artifact in pipeline.status(_config_of(workspace)):
+    for artifact in pipeline.status(config_of(workspace)):
         table.add_row(artifact.plan.name, _state(artifact.problem), *_size(artifact.manifest))
     _print(table)
 
@@ -203,19 +204,11 @@ def _size(manifest: Manifest | None) -> tuple[str, str, str]:
     return rows, f"{sum(manifest.files.values()) / 1e6:.1f}", f"{manifest.seconds:.1f}"
 
 
-def _config_of(workspace: str) -> Config:
-    raw = Workspace(workspace).read_bytes(CONFIG)
-    if raw is None:
-        raise ArmorError(f"not a workspace: no {CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
-    where = f"{workspace}/{CONFIG}"
-    return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
-
-
 @main.command()
 @click.argument("workspace")
 def evaluate(workspace: str) -> None:
     """Evaluate again whatever changed, and rewrite the report."""
-    execute(_config_of(workspace), until="evaluate")
+    execute(config_of(workspace), until="evaluate")
 
 
 @main.command()
@@ -233,7 +226,7 @@ def report(workspace: str) -> None:
 @click.option("-k", default=5, show_default=True, type=click.IntRange(1, 100))
 def search(workspace: str, question: str, k: int) -> None:
     """Base and adapted results for a question, side by side."""
-    config = _config_of(workspace)
+    config = config_of(workspace)
     from armor_ray.stages.search import compare
 
     table = Table(title=escape(question), title_justify="left", show_lines=True, box=box.SIMPLE)
@@ -251,12 +244,11 @@ def search(workspace: str, question: str, k: int) -> None:
 @click.option("--method", "methods", multiple=True, metavar="ROW", help="Trained row to try, e.g. uae (default: the main recipe's).")
 def transfer(workspace: str, others: tuple[str, ...], methods: tuple[str, ...]) -> None:
     """The retrievers of one workspace on the test questions of others, beside the base encoder."""
-    config = _config_of(workspace)
-    targets = [(Workspace(other), _config_of(other)) for other in others]
+    config = config_of(workspace)
     from armor_ray.stages.transfer import NAME
     from armor_ray.stages.transfer import transfer as evaluate_transfer
 
-    found = evaluate_transfer(config, targets, methods, say)
+    found = evaluate_transfer(config, others, methods, say)
     table = _table("▲ ▼ significantly above or below the base encoder on that data set")
     for number, name in enumerate(found.header):
         table.add_column(name, no_wrap=number > 1, overflow="fold")
@@ -282,7 +274,7 @@ def promote(workspace: str, retriever: str | None, force: bool, rollback: bool, 
         raise ArmorError("--rollback and --retriever exclude each other", where="promote", hint="give one of them")
     opened = Workspace(workspace)
     if retriever is not None or rollback:
-        config = _config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
+        config = config_of(workspace)  # refuses what is no workspace before the lock makes a folder of it
         with opened.lock():
             manifest = stage.rollback(opened) if retriever is None else stage.promote_gated(opened, config, retriever, force)
         say(f"promoted: {manifest.details['retriever']}")

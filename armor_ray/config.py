@@ -445,6 +445,9 @@ class EvaluationConfig(Section):
         description="First test questions whose top passages and hard pools the generator scores, for ExpUtil@1 and relevance by utility.",
     )
     latency_questions: int = Field(0, ge=0, description="First test questions, one by one, that every method's latency is measured on.")
+    transfer_to: list[str] = Field(
+        default_factory=list, description="Workspaces of other data, run to `candidates`, whose test questions the main recipe is tried on."
+    )
 
     @field_validator("recipe_settings")
     @classmethod
@@ -454,7 +457,7 @@ class EvaluationConfig(Section):
                 raise ValueError(f"'{key}' cannot differ between recipes (what can: objective.*, training.*, candidates.top_k)")
         return settings
 
-    @field_validator("recipes", "fused", "seeds", "ks")
+    @field_validator("recipes", "fused", "seeds", "ks", "transfer_to")
     @classmethod
     def _check_distinct(cls, values: list[Any]) -> list[Any]:
         return _require_distinct(values)

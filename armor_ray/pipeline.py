@@ -68,7 +68,13 @@ def resolved_config(config: Config) -> str:
         value = values.get(key)
         if value is not None and Path(value).expanduser().exists():
             values[key] = str(Path(value).expanduser().absolute())
+    if "transfer_to" in raw.get("evaluation", {}):
+        raw["evaluation"]["transfer_to"] = [_absolute(other) for other in raw["evaluation"]["transfer_to"]]
     return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
+
+
+def _absolute(workspace: str) -> str:
+    return workspace if "://" in workspace else str(Path(workspace).expanduser().absolute())
 
 
 def _stages(until: str | None, force: str | None) -> list[str]:
@@ -116,12 +122,12 @@ def _statuses(context: Context, plans: list[Plan]) -> list[ArtifactStatus]:
     return [ArtifactStatus(plan, manifest, plan.difference(manifest)) for plan, manifest in manifests]
 
 
-def status(config: Config) -> list[ArtifactStatus]:
-    """Every planned artifact with what is missing or stale about it; reads only."""
+def status(config: Config, until: str | None = None) -> list[ArtifactStatus]:
+    """Every planned artifact, up to the stage `until`, with what is missing or stale about it; reads only."""
     context = Context(config, Workspace(config.workspace))
-    return [artifact for stage in STAGE_NAMES for artifact in _statuses(context, _plan(context, stage))]
+    return [artifact for stage in _stages(until, None) for artifact in _statuses(context, _plan(context, stage))]
 
 
-def is_complete(config: Config) -> bool:
-    """Whether a run would have nothing to do."""
-    return all(artifact.problem is None for artifact in status(config))
+def is_complete(config: Config, until: str | None = None) -> bool:
+    """Whether a run up to the stage `until` would have nothing to do."""
+    return all(artifact.problem is None for artifact in status(config, until))

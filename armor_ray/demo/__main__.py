@@ -1,11 +1,13 @@
 """The demo in one command: `python -m armor_ray.demo` (what `make demo` runs).
 
 Fetches the demo models, starts a Ray head of its own on loopback, submits `jobs/armor_sweep.py` to it, streams the job's output,
-stops the head, and prints the results and where they are. What a finished or killed run has published is reused.
+stops the head, and prints the results and where they are. What a finished or killed run has published is reused. A second, small
+data set is prepared first: the adapted encoder is tried on its questions, too, which are of other fields.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -25,6 +27,7 @@ from armor_ray.workspace import Workspace
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path("jobs/armor_sweep.py")
 CONFIG = Path("jobs/configs/demo.yaml")
+OTHER_DATA = Path("jobs/configs/demo_general.yaml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -35,16 +38,20 @@ def main(workspace: str | None, overrides: tuple[str, ...]) -> None:
     """Run the demo on a local Ray head that is started and stopped here."""
     if not (ROOT / JOB).is_file():
         raise ArmorError("the demo runs from a checkout of the repository", where=str(ROOT / JOB), hint="run `make demo` in a clone")
-    config = load_config(ROOT / CONFIG, list(overrides))
+    os.chdir(ROOT)  # as the job does
+    config = load_config(CONFIG, list(overrides))
     folder = _local_folder(workspace or config.workspace)
     config = config.model_copy(update={"workspace": str(folder)})
     offline = _fetch_models(config)
-    if is_complete(config):
+    preparation = _preparation(config)
+    if not preparation and is_complete(config):
         end_leftover(folder / ".head")
         say("everything is published already: nothing to run")
         show_results(Workspace(config.workspace))
     else:
-        _run_on_local_head(folder / ".head", config if workspace or overrides else None, OFFLINE if offline else {})
+        state = folder / ".head"
+        job = [str(JOB), *_config_arguments(state, config if workspace or overrides else None)]
+        _run_on_local_head(state, [*preparation, job], OFFLINE if offline else {})
         # The job has printed the table; Ray's lines about job and head came after it.
         show_places(Workspace(config.workspace))
 
@@ -64,22 +71,32 @@ def _fetch_models(config: Config) -> bool:
     return models <= DEMO_MODELS.keys()
 
 
-def _run_on_local_head(state: Path, config: Config | None, environment: dict[str, str]) -> None:
-    """Runs the job on its default config, or on `config`."""
+def _preparation(config: Config) -> list[list[str]]:
+    """The job that prepares the other data, where the config asks for them and they are not there."""
+    other = load_config(OTHER_DATA)
+    if other.workspace not in config.evaluation.transfer_to or is_complete(other, "candidates"):
+        return []
+    return [[str(JOB), "--config", str(OTHER_DATA), "--until", "candidates"]]
+
+
+def _run_on_local_head(state: Path, jobs: list[list[str]], environment: dict[str, str]) -> None:
+    """Runs the jobs one after the other."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     say("starting a local Ray head (about 20 s)")
     with local_head(state, ROOT, environment) as head:
         say(f"dashboard: {head.address} (token in {state / 'token'})")
-        status = run_job(head, ["python", str(JOB), *_config_arguments(state, config)])
-    if status != "SUCCEEDED":
-        raise ArmorError(f"the job ended as {status}", where=str(JOB), hint="its output is above; run again to go on from there")
+        for job in jobs:
+            status = run_job(head, ["python", *job])
+            if status != "SUCCEEDED":
+                raise ArmorError(f"the job ended as {status}", where=str(JOB), hint="its output is above; run again to go on from there")
 
 
 def _config_arguments(state: Path, config: Config | None) -> list[str]:
     if config is None:
         return []
     # A file, since the shell of `ray job submit` would take the braces and quotes of overrides apart.
+    state.mkdir(parents=True, exist_ok=True)
     path = state / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(exclude_unset=True, mode="json"), sort_keys=False), encoding="utf-8")
     return ["--config", str(path)]

@@ -32,6 +32,7 @@ from armor_ray.evaluation.labels import (
 from armor_ray.evaluation.latency import LATENCY, RATIO
 from armor_ray.evaluation.reward_report import RewardReport
 from armor_ray.evaluation.summary import Row
+from armor_ray.evaluation.transfer import transfer_figure, transfer_metrics, transfer_table
 
 RETRIEVAL_METRICS = ("R@1", "R@3", "R@5", "R@16", "MRR@10", "nDCG@10", "MAP")
 FUSION_REFERENCE = FUSION_PREFIX + BASE
@@ -56,6 +57,7 @@ class ReportData:
         by_utility: how many questions were asked of the generator, how many count in ExpUtil@1 (`expected`) and in the `utility:`
             metrics (`relevant`), and the `threshold` of these; None where it was asked nothing.
         rewards: what the reward stages found; None where no recipe uses them, and left out then.
+        transfer: rows of the main recipe on this and on other data sets, this one's first; left out where empty.
         card: the data set; left out where None.
         facts: about the data and the run, in order: counts, truncations, skipped pairs.
         notes: sentences that a reader must know (what was approximated, what failed).
@@ -76,6 +78,7 @@ class ReportData:
     examples: Examples | None = None
     by_utility: Mapping[str, float | int | None] | None = None
     rewards: RewardReport | None = None
+    transfer: Sequence[Row] = ()
     card: DataCard | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -128,6 +131,9 @@ def _draw(folder: Path, data: ReportData) -> dict[str, Path]:
         )
     if LATENCY in measured and data.metric in measured:
         drawn["latency"] = latency_figure.latency_figure(data.rows, folder / "latency.png", data.metric)
+    if data.transfer:
+        metrics = transfer_metrics(data.metric)
+        drawn["transfer"] = transfer_figure(data.transfer, folder / "transfer.png", metrics, data.transfer[0].dataset)
     if data.rewards is not None:
         drawn["utility"] = reward_figures.utility_figure(data.rewards, folder / "utility.png")
         drawn["agreement"] = reward_figures.agreement_figure(data.rewards.agreements, folder / "agreement.png")
@@ -162,6 +168,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "answers": answers,
         "answer_differences": tables.differences_table(data.rows, ANSWER_METRICS, alone, BASE_RAG),
         **_protocols(data),
+        "transfer": transfer_table(data.transfer, transfer_metrics(data.metric), data.transfer[0].dataset) if data.transfer else None,
         "rewards": data.rewards,
         "card": data.card,
         "sweep": tables.sweep_table(data.sweep, data.metric) if data.sweep else None,

@@ -16,6 +16,11 @@ from armor_ray.evaluation.summary import Row
 from armor_ray.evaluation.tables import Cell, Table, results_table
 
 
+def transfer_metrics(headline: str) -> list[str]:
+    """Columns of the table and panels of the picture."""
+    return [*dict.fromkeys(["R@1", headline, "MAP"])]
+
+
 def transfer_table(rows: Sequence[Row], metrics: Sequence[str], trained_on: str) -> Table:
     """Data sets and methods by metrics; marks where a method differs significantly from the base on that data set.
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from armor_ray.config import Config
-from armor_ray.workspace import Draft, Manifest, Workspace, fingerprint
+from armor_ray.config import Config, parse_yaml, validate_config
+from armor_ray.errors import ArmorError
+from armor_ray.workspace import CONFIG, Draft, Manifest, Workspace, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,19 @@ class Context:
     def local(self, name: str) -> Path:
         """See `Workspace.local`."""
         return self.workspace.local(name)
+
+
+def config_of(workspace: str) -> Config:
+    """The config that a workspace was made with.
+
+    Raises:
+        ArmorError: not a workspace.
+    """
+    raw = Workspace(workspace).read_bytes(CONFIG)
+    if raw is None:
+        raise ArmorError(f"not a workspace: no {CONFIG}", where=workspace, hint="start one with `armor-ray run --config C`")
+    where = f"{workspace}/{CONFIG}"
+    return validate_config({**parse_yaml(raw.decode("utf-8", "replace"), where), "workspace": workspace}, where)
 
 
 def work_folder(stage: str) -> str:

@@ -33,6 +33,7 @@ from armor_ray.stages.ranked_utilities import ByUtility, measure_utilities
 from armor_ray.stages.rankings import QueryVectors, Rankers, Ranking, SplitQuestions, adapted_query_vectors, base_query_vectors, load_split
 from armor_ray.stages.reward_results import load_reward_results
 from armor_ray.stages.sweep import load_results
+from armor_ray.stages.transfer import load_transfer
 from armor_ray.workspace import Draft, Workspace, package_versions, read_parquet
 
 STAGE = "evaluate"
@@ -55,7 +56,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
         context.say(f"{STAGE}: {name} could not use {', '.join(f'{count} × {fault}' for fault, count in counts.items())}")
 
     def write(draft: Draft) -> None:
-        summary = write_summary(draft.path / "summary.json", rows)
+        summary = write_summary(draft.path / "summary.json", [*rows, *_elsewhere(context)])
         _write_results(draft.path, evaluated, split)
         write_report(draft.path, _report_data(context, evaluated, rows, split, rankers, by_utility))
         draft.rows |= {"rows": len(rows), "questions": len(split.questions)}
@@ -177,6 +178,14 @@ def _latency_rows(context: Context) -> list[Row]:
     return latency_rows(config.data.name, load_latencies(context.workspace), BASE, config.evaluation.bootstrap, config.seed)
 
 
+def _elsewhere(context: Context) -> list[Row]:
+    """Rows on other data sets, under their names."""
+    if not context.config.evaluation.transfer_to:
+        return []
+    found = load_transfer(context.workspace)
+    return [row for row in found if row.dataset != found[0].dataset]
+
+
 def _write_results(folder: Path, evaluated: Evaluated, split: SplitQuestions) -> None:
     """Per-question metrics as one Parquet file; runs and qrels in TREC and BEIR form."""
     records = []
@@ -219,6 +228,7 @@ def _report_data(
         fusion_weights={m.name: m.fusion_weight for m in evaluated.methods if m.fusion_weight is not None},
         examples=_examples(evaluated, adapted, split, rankers),
         by_utility=by_utility.facts() if by_utility is not None else None,
+        transfer=load_transfer(workspace) if config.evaluation.transfer_to else (),
         rewards=load_reward_results(workspace) if needs_rewards(config) else None,
         card=load_card(workspace, config),
         facts=_facts(workspace),

@@ -6,7 +6,7 @@ to do and every complaint about the config answer at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.curated import ARTIFACT
 from armor_ray.stages.methods import (
     INTERPOLATED,
+    Adapted,
     Variant,
     adapted_methods,
     answered_methods,
@@ -36,7 +37,10 @@ from armor_ray.stages.methods import (
     trains_passages,
     variants,
 )
-from armor_ray.workspace import fingerprint, fingerprint_files
+from armor_ray.workspace import Workspace, fingerprint, fingerprint_files
+
+DATA_SET = ("passages", "examples", "candidates", "embeddings")
+"""What is asked and searched when a retriever is tried on data that it was not trained on."""
 
 TABLE = ("passages", "examples", "embeddings", "candidates", "utilities")
 """What every training table is assembled from."""
@@ -220,6 +224,28 @@ def latency(context: Context) -> list[Plan]:
     return [Plan("latency", "latency", settings, context.inputs(*_compared(context), "index"))]
 
 
+def transfer(context: Context) -> list[Plan]:
+    """The main recipe's rows on other data sets."""
+    others = context.config.evaluation.transfer_to
+    rows = [row for row in adapted_methods(context.config) if row.is_main]
+    return [transfer_plan(context.config, context.fingerprints.__getitem__, others, rows)] if others else []
+
+
+def transfer_plan(config: Config, made_of: Callable[[str], str], others: Sequence[str], rows: Sequence[Adapted]) -> Plan:
+    """What trying `rows` on the data of other workspaces depends on.
+
+    Args:
+        made_of: fingerprint of an artifact of the own workspace.
+
+    Raises:
+        ArmorError: another workspace is not prepared.
+    """
+    own = {name: made_of(name) for name in (*DATA_SET, *(artifact for row in rows for artifact in row.artifacts))}
+    other = {f"{uri}/{name}": Workspace(uri).require(name).fingerprint for uri in others for name in DATA_SET}
+    settings = {"methods": [row.method for row in rows], "evaluation": config.evaluation.model_dump(include={"ks", "bootstrap"})}
+    return Plan("transfer", "transfer", settings, {**own, **other})
+
+
 def _compared(context: Context) -> list[str]:
     """The artifacts behind the rows of the retrieval table."""
     config = context.config
@@ -231,10 +257,11 @@ def evaluate(context: Context) -> list[Plan]:
     config = context.config
     check_names(config)
     inputs = _compared(context)
-    inputs += [plan.name for plan in latency(context)]
+    inputs += [plan.name for plan in (*latency(context), *transfer(context))]
     inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
-    unread = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)} | {"latency_questions"}
+    unread = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)}
+    unread |= {"latency_questions", "transfer_to"}
     settings = {
         "evaluation": config.evaluation.model_dump(exclude=unread),
         "dataset": config.data.name,
@@ -301,6 +328,7 @@ PLANS: dict[str, Callable[[Context], list[Plan]]] = {
     "reindex": reindex,
     "answer": answer,
     "latency": latency,
+    "transfer": transfer,
     "evaluate": evaluate,
     "promote": promote,
 }

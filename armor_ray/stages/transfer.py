@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import ray
@@ -17,21 +16,33 @@ from armor_ray.config import Config
 from armor_ray.errors import ArmorError
 from armor_ray.evaluation.labels import BASE
 from armor_ray.evaluation.metrics import retrieval_metrics
-from armor_ray.evaluation.summary import Row, metric_rows, write_summary
+from armor_ray.evaluation.summary import Row, metric_rows, read_summary, write_summary
 from armor_ray.evaluation.tables import Table
-from armor_ray.evaluation.transfer import transfer_figure, transfer_table
+from armor_ray.evaluation.transfer import transfer_figure, transfer_metrics, transfer_table
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.models.hardware import choose_device
 from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.stages.cluster import connect, plan_actors, user_errors
+from armor_ray.stages.context import Context, Plan, config_of
 from armor_ray.stages.embed import open_embeddings
 from armor_ray.stages.methods import Adapted, adapted_methods
+from armor_ray.stages.plans import transfer_plan
 from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.rankings import BASE_CORPUS, Rankers, Ranking, base_query_vectors, corpus_searched, load_split
-from armor_ray.workspace import Draft, Workspace, fingerprint
+from armor_ray.workspace import Draft, Workspace
 
 NAME = "transfer"
 _FIGURE = "transfer.png"
+SUMMARY = "summary.json"
+
+
+def run_all(context: Context, todo: list[Plan]) -> None:
+    """The main recipe's rows on the data that `evaluation.transfer_to` names."""
+    [plan] = todo
+    config = context.config
+    chosen = _chosen(config, ())
+    rows = _all_rows(config, context.workspace, _datasets(config, config.evaluation.transfer_to), chosen, context.say)
+    context.publish(plan, lambda draft: _write(draft, config, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +53,47 @@ class DataSet:
     workspace: Workspace
 
 
-def transfer(config: Config, targets: Sequence[tuple[Workspace, Config]], methods: Sequence[str], say: Callable[[str], None]) -> Table:
-    """Evaluates rows of `config`'s workspace on that workspace and on the targets; publishes table and picture as its `transfer`.
+def transfer(config: Config, others: Sequence[str], methods: Sequence[str], say: Callable[[str], None]) -> Table:
+    """Evaluates rows of `config`'s workspace on that workspace and on others; publishes table and picture as its `transfer`.
 
     Args:
-        targets: other workspaces, each with a test split, vectors and candidates.
+        others: workspaces with a test split, vectors and candidates.
         methods: trained rows by name, all seeds of each; empty: those of the main recipe.
 
     Raises:
-        ArmorError: an unknown method, or a target with vectors of another base encoder.
+        ArmorError: an unknown method, or another workspace that is not prepared or has vectors of another base encoder.
     """
     source = Workspace(config.workspace)
     chosen = _chosen(config, methods)
-    for target, _ in targets:
-        _check_encoder(source, target)
-    datasets = _named([(source, config), *targets])
+    plan = transfer_plan(config, lambda name: source.require(name).fingerprint, others, chosen)
+    rows = _all_rows(config, source, _datasets(config, others), chosen, say)
+    with source.lock():
+        Context(config, source, say).publish(plan, lambda draft: _write(draft, config, rows))
+    return transfer_table(rows, transfer_metrics(config.training.metric), rows[0].dataset)
+
+
+def load_transfer(workspace: Workspace) -> list[Row]:
+    """The rows of the published transfer, the data set that was trained on first."""
+    return read_summary(workspace.local(NAME) / SUMMARY)
+
+
+def _all_rows(
+    config: Config, source: Workspace, datasets: Sequence[DataSet], chosen: Sequence[Adapted], say: Callable[[str], None]
+) -> list[Row]:
+    for dataset in datasets[1:]:
+        _check_encoder(source, dataset.workspace)
     connect(source)
     rows: list[Row] = []
     for dataset in datasets:
         say(f"{NAME}: {dataset.name}")
         rows += _evaluate(config, source, dataset, chosen)
-    table = transfer_table(rows, _metrics(config), datasets[0].name)
-    _publish(config, source, datasets, chosen, rows)
-    return table
+    return rows
 
 
-def _metrics(config: Config) -> list[str]:
-    return [*dict.fromkeys(["R@1", config.training.metric, "MAP"])]
+def _write(draft: Draft, config: Config, rows: Sequence[Row]) -> None:
+    write_summary(draft.path / SUMMARY, rows)
+    transfer_figure(rows, draft.path / _FIGURE, transfer_metrics(config.training.metric), rows[0].dataset)
+    draft.rows["rows"] = len(rows)
 
 
 def _chosen(config: Config, methods: Sequence[str]) -> list[Adapted]:
@@ -86,13 +111,16 @@ def _check_encoder(source: Workspace, target: Workspace) -> None:
         raise ArmorError(message, where=target.uri, hint="embed it with the same encoder section")
 
 
-def _named(workspaces: Sequence[tuple[Workspace, Config]]) -> list[DataSet]:
-    """Data sets by their names; a name that occurs twice is told apart by its workspace."""
-    names = [config.data.name for _, config in workspaces]
-    return [
-        DataSet(name if names.count(name) == 1 else f"{name} ({workspace.uri.rstrip('/').rpartition('/')[2]})", workspace)
-        for name, (workspace, _) in zip(names, workspaces, strict=True)
-    ]
+def _datasets(config: Config, others: Sequence[str]) -> list[DataSet]:
+    """Own and other data sets by their names; a name that occurs twice is told apart by its workspace."""
+    configs = [config, *map(config_of, others)]
+    names = [found.data.name for found in configs]
+    return [_named(found, names.count(found.data.name) == 1) for found in configs]
+
+
+def _named(config: Config, is_unique: bool) -> DataSet:
+    folder = config.workspace.rstrip("/").rpartition("/")[2]
+    return DataSet(config.data.name if is_unique else f"{config.data.name} ({folder})", Workspace(config.workspace))
 
 
 def _evaluate(config: Config, source: Workspace, dataset: DataSet, chosen: Sequence[Adapted]) -> list[Row]:
@@ -132,22 +160,3 @@ def _vectors(source: Workspace, target: Workspace, retriever: str, encoder: BiEn
     if corpus == BASE_CORPUS or target.uri == source.uri:
         return open_embeddings(target.local(corpus))
     return encoder.encode(load_passages(target, "text").column("text").to_pylist(), "passage")
-
-
-def _publish(config: Config, source: Workspace, datasets: Sequence[DataSet], chosen: Sequence[Adapted], rows: Sequence[Row]) -> None:
-    artifacts = [artifact for row in chosen for artifact in row.artifacts]
-    inputs = {artifact: source.require(artifact).fingerprint for artifact in artifacts}
-    inputs |= {f"{dataset.workspace.uri}/{name}": dataset.workspace.require(name).fingerprint for dataset in datasets for name in _READ}
-    settings: dict[str, Any] = {"methods": [row.method for row in chosen], "evaluation": config.evaluation.model_dump(include={"ks"})}
-
-    def write(draft: Draft) -> None:
-        write_summary(draft.path / "summary.json", rows)
-        transfer_figure(rows, draft.path / _FIGURE, _metrics(config), datasets[0].name)
-        draft.rows["rows"] = len(rows)
-
-    with source.lock():
-        source.publish(NAME, stage=NAME, fingerprint=fingerprint(NAME, settings, inputs), inputs=inputs, config=settings, write=write)
-
-
-_READ = ("passages", "examples", BASE_CORPUS)
-"""What a data set consists of here."""

@@ -89,11 +89,17 @@ def no_head(*_):
 def test_demo_leaves_the_table_to_the_job_and_ends_with_the_summary(tmp_path, monkeypatch):
     """The job's own output, table included, is streamed past the runner; what the demo itself adds must not repeat it."""
     monkeypatch.setattr(demo, "local_head", no_head)
-    monkeypatch.setattr(demo, "run_job", lambda *_: "SUCCEEDED")
-    monkeypatch.setattr(demo, "is_complete", lambda _: False)
+    jobs: list[list[str]] = []
+    monkeypatch.setattr(demo, "run_job", lambda _, job: jobs.append(job) or "SUCCEEDED")
+    monkeypatch.setattr(demo, "is_complete", lambda *_: False)
     monkeypatch.setattr(demo, "_fetch_models", lambda _: True)
-    (tmp_path / ".head").mkdir()
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
+    # First what the adapted encoder is tried on, too.
+    assert [job[2:4] for job in jobs] == [
+        ["--config", path] for path in ("jobs/configs/demo_general.yaml", f"{tmp_path}/.head/config.yaml")
+    ]
+    assert jobs[0][4:] == ["--until", "candidates"]
     assert "Test set" not in result.output
     assert result.output.splitlines()[-1] == f"summary: {tmp_path}/reports/summary.json"
 
@@ -102,9 +108,9 @@ def test_demo_leaves_the_table_to_the_job_and_ends_with_the_summary(tmp_path, mo
 def test_demo_never_swallows_a_failed_job(tmp_path, monkeypatch, status):
     monkeypatch.setattr(demo, "local_head", no_head)
     monkeypatch.setattr(demo, "run_job", lambda *_: status)
-    monkeypatch.setattr(demo, "is_complete", lambda _: False)
+    monkeypatch.setattr(demo, "is_complete", lambda *_: False)
     monkeypatch.setattr(demo, "_fetch_models", lambda _: True)
-    (tmp_path / ".head").mkdir()
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
     assert result.exit_code == 2
     assert f"the job ended as {status}" in result.output
