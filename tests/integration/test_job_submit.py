@@ -96,9 +96,8 @@ def test_demo_leaves_the_table_to_the_job_and_ends_with_the_summary(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(demo.main, ["--workspace", str(tmp_path)])
     # First what the adapted encoder is tried on, too.
-    assert [job[2:4] for job in jobs] == [
-        ["--config", path] for path in ("jobs/configs/demo_general.yaml", f"{tmp_path}/.head/config.yaml")
-    ]
+    configs = ["jobs/configs/demo_general.yaml", f"{tmp_path}/.head/config.yaml"]
+    assert [job[2:4] for job in jobs] == [["--config", config] for config in configs]
     assert jobs[0][4:] == ["--until", "candidates"]
     assert "Test set" not in result.output
     assert result.output.splitlines()[-1] == f"summary: {tmp_path}/reports/summary.json"
