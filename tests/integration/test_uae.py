@@ -252,6 +252,14 @@ def test_transfer_embeds_the_other_corpus_anew(own: Tiny, scored: Path, reported
             assert found["data (w)", method, metric] == found["data (other)", method, metric] == pytest.approx(values[method, metric])
     assert (reported / "transfer" / "transfer.png").exists()
 
+    # A run that asks for it takes what is there, and shows it.
+    wanted, lines = sections(own), []
+    wanted["evaluation"]["transfer_to"] = [str(other)]
+    own.run("w", until="evaluate", say=lines.append, **wanted)
+    assert "transfer: up to date" in lines
+    assert "### Zero-shot transfer" in (reported / "reports" / "report.md").read_text(encoding="utf-8")
+    assert {row["dataset"] for row in summary(reported)} == {"data", "data (other)"}
+
     facts = other / "embeddings" / "manifest.json"
     facts.write_text(facts.read_text().replace(manifest(other, "embeddings")["details"]["encoder"], "f" * 16))
     result = CliRunner().invoke(main, ["transfer", str(reported), str(other)])

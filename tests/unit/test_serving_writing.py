@@ -39,7 +39,8 @@ def ask(server: ChatServer, fault: str | None = None, **body: object) -> httpx.R
     question = "why?"
     prompt = "Passages:\n\n[0] t\nx\n\n[1] t\nx\n\nQuestion: why?"
     server.plan(prompt, [fault] if fault else [])
-    arguments = GeneratorArguments(base_url=server.url, model="tiny", api_key_env="ANSWER_KEY", timeout_seconds=0.5)
+    patience = 0.5 if fault in ("silence", "drip") else 20
+    arguments = GeneratorArguments(base_url=server.url, model="tiny", api_key_env="ANSWER_KEY", timeout_seconds=patience)
     return post("/v1/answer", {"question": question, "k": 2, **body}, Generator(arguments))
 
 
