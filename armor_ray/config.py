@@ -512,6 +512,11 @@ class QuestionsConfig(Section):
                 raise ValueError(f"{name} has no effect on writer 'judge' (its endpoint is asked passage by passage)")
         return self
 
+    @property
+    def form(self) -> Literal["lines", "json"]:
+        """What the writer is asked for: an endpoint can hold a model to a schema, a local one cannot."""
+        return "json" if self.writer == "judge" else "lines"
+
 
 class CurationConfig(Section):
     """Judged data from raw documents, or from questions whose gold passages nobody marked (ARMOR, appendix A)."""
