@@ -48,11 +48,13 @@ def nothing_left(judgements: Sequence[Mapping[str, Any]], writer: Mapping[str, A
         writer: facts about who wrote questions; None where none were written.
         dropped: counts by "step/reason", in the order of the steps.
     """
-    counts = [f"{entry['judge']} (by {entry['by']}) kept {entry['kept']} of {entry['items']}" for entry in judgements]
+    counts = [(f"{entry['judge']} (by {entry['by']}) kept {entry['kept']} of {entry['items']}", entry["kept"]) for entry in judgements]
     if writer is not None:
-        counts.insert(1, f"{TEMPLATE} (by {writer['by']}) gave {writer['questions']} questions about {writer['passages']} passages")
+        written = f"{TEMPLATE} (by {writer['by']}) gave {writer['questions']} questions about {writer['passages']} passages"
+        counts.insert(1, (written, writer["questions"]))
+    steps = [said for number, (said, _) in enumerate(counts) if all(left for _, left in counts[:number])]
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "nothing was dropped, as nothing was there"
-    return ArmorError(f"no question is left: {'; '.join(counts)}; dropped: {why}", where="curate", hint=_remedy(dropped))
+    return ArmorError(f"no question is left: {'; '.join(steps)}; dropped: {why}", where="curate", hint=_remedy(dropped))
 
 
 def _remedy(dropped: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ from armor_ray.judges.templates import render_messages
 TEMPLATE = "question_writing"
 Form = Literal["lines", "json"]
 
-_PLACEHOLDERS = ("the question", "the answer")  # as the templates show the forms
+_PLACEHOLDER = "the question"  # where the template shows the form
 
 # "Q: …", "**A1:** …", "2. Question: …"
 _LABELLED = re.compile(r"[\s>*#\-\d.)(]*(?P<kind>q|question|a|answer)[\s\d*]*:(?P<text>.*)", re.IGNORECASE)
@@ -49,10 +49,10 @@ def read_pairs(text: str, most: int, *, cut: bool) -> list[tuple[str, str]]:
         cut: the reply ended at its token limit, so an answer at its very end is no answer.
 
     Lines without a label go on with the question or answer before them; after a blank line they belong to nothing. The prompt's own
-    placeholders, which small models repeat, are no pair.
+    placeholder, which small models repeat, is no question.
     """
     pairs = _json_pairs(text) or _line_pairs(text, cut)
-    return [pair for pair in pairs if pair != _PLACEHOLDERS][:most]
+    return [(question, answer) for question, answer in pairs if question.casefold() != _PLACEHOLDER][:most]
 
 
 def _json_pairs(text: str) -> list[tuple[str, str]]:
