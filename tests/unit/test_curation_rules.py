@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,11 +20,12 @@ from armor_ray.corpus.chunking import chunk_sentences, cut_passages, keep_whole
 from armor_ray.corpus.records import Corpus, Document, QAPair, Span
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.sources.teleqna import read_options
-from armor_ray.curation import documents, tele_eval, teleqna
+from armor_ray.curation import documents, judging, tele_eval, teleqna
 from armor_ray.curation.curated import PROMPT_TOO_LONG
 from armor_ray.curation.documents import Prompt, Written
 from armor_ray.curation.files import CuratedFiles
 from armor_ray.curation.judging import Judging
+from armor_ray.curation.remedies import nothing_left
 from armor_ray.errors import ArmorError
 from armor_ray.judges.domain import load_domain
 from armor_ray.judges.writing import one_turn, read_pairs, writing_messages
@@ -159,6 +161,68 @@ class TestDocuments:
             some[most] = self.asked
         assert [len(some[2]), len(some[1])] == [2, 1]
         assert some[1][0] in some[2]
+
+    def test_documents_judged_in_blocks_are_judged_as_all_at_once(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        texts = [TEXT, "Bread.", TEXT + "More.", "Salt.", TEXT + "Still more."]
+        corpus = Corpus([document(f"d{i}", text) for i, text in enumerate(texts)], [], whole_documents=False)
+        settings = CurationConfig(pipeline="documents", domain="isac")
+        found = []
+        for block in (2, 100):
+            monkeypatch.setattr(judging, "BLOCK", block)
+            folder = tmp_path / str(block)
+            folder.mkdir()
+            with CuratedFiles(folder) as files:
+                case = Case(folder, files, Judging(JudgeConfig(), tmp_path / "cache", print, files.record))
+                documents.curate(corpus, chunker, ISAC, settings, 0, case.judging, files, lambda prompts: Written(["x"] * len(prompts), {}))
+            found.append((case.documents(), case.rows("dropped"), case.verdicts(), case.judging.judgements))
+        assert found[0] == found[1]
+        assert found[0][0] == ["d0", "d2", "d4"]
+        assert (found[0][3][0]["items"], found[0][3][0]["kept"]) == (5, 3)
+
+
+class TestNothingLeft:
+    """The message of a curation without a question."""
+
+    RELEVANCE: ClassVar = {"judge": "document_relevance", "by": "m", "items": 9, "kept": 4}
+
+    @pytest.mark.parametrize(
+        ("written", "judged", "dropped", "message"),
+        [
+            (
+                (0, 12),
+                (0, 0),
+                {
+                    "document_relevance/below_threshold": 5,
+                    "question_writing/no_readable_question": 11,
+                    "question_writing/prompt_too_long": 1,
+                },
+                "document_relevance \\(by m\\) kept 4 of 9; question_writing \\(by w\\) gave 0 questions about 12 passages; dropped: .*"
+                "larger instruction model",
+            ),
+            ((6, 12), (0, 6), {"example_quality/below_threshold": 6}, "example_quality .* kept 0 of 6; .*technical_threshold"),
+            ((6, 12), (0, 6), {"example_quality/timeout": 6}, "6 example_quality/timeout; .*endpoint"),
+            (
+                (6, 12),
+                (6, 6),
+                {"example_quality/below_threshold": 9, "lexical_alignment/no_support": 6},
+                "share no word with their passages",
+            ),
+        ],
+    )
+    def test_it_names_the_step_that_left_none_and_the_remedy(self, written, judged, dropped, message):
+        quality = {"judge": "example_quality", "by": "m", "items": judged[1], "kept": judged[0]}
+        writer = {"by": "w", "questions": written[0], "passages": written[1]}
+        with pytest.raises(ArmorError, match=message):
+            raise nothing_left([self.RELEVANCE, quality], writer, dropped)
+
+    def test_nothing_is_published(self, case):
+        case["curation"]["domain"] = "sagin"
+        with pytest.raises(
+            ArmorError, match=r"curate: no question is left: qa_domain .* kept 0 of 6; dropped: 6 .*check that curation.domain"
+        ):
+            pipeline.run(validate_config(case), until="curate")
+        assert [path.name for path in Path(case["workspace"]).glob("*curated*")] == []
 
 
 class TestReadingWhatWasWritten:
