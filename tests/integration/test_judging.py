@@ -356,7 +356,7 @@ class TestBudget:
         assert sum(server.paid.values()) == 10
         assert first.failures == {Failure.BUDGET: 20}
         assert first.account.cost == pytest.approx(10 * self.COST)
-        assert "stopped by the budget" in str(first)
+        assert "stopped by the budget" in str(first.summary)
         second = judged(server, tmp_path / "cache", 30, budget=100.0, **self.PRICES)
         assert not second.failures
         assert (second.account.cached, second.account.paid) == (10, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from armor_ray.config import Config, with_overrides
 from armor_ray.models.size import ModelSize
@@ -16,7 +17,7 @@ from armor_ray.stages.methods import is_swept, recipe_config, variants
 # Forward and backward; with gradient caching every text is encoded once more beforehand, without a graph.
 _PASSES, _CACHED_PASSES = 3, 4
 # As the stage `sweep` sets them for its trials.
-_TRIAL = {"training.interpolate": [], "sweep.parameters": {}}
+_TRIAL: dict[str, Any] = {"training.interpolate": [], "sweep.parameters": {}}
 
 
 @dataclass(frozen=True, slots=True)
