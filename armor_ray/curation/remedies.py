@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from armor_ray.curation.curated import BELOW_THRESHOLD, NO_QUESTION, PROMPT_TOO_LONG
+from armor_ray.curation.curated import BELOW_THRESHOLD, NO_QUESTION, NO_SUPPORT, PROMPT_TOO_LONG
 from armor_ray.curation.documents import ALIGNMENT
 from armor_ray.errors import ArmorError
 from armor_ray.judges.alignment import ChunkAlignment
@@ -16,26 +16,23 @@ from armor_ray.judges.teleqna import TeleQnADomain
 from armor_ray.judges.writing import TEMPLATE
 
 _DOMAIN = "check that curation.domain fits the data, or lower curation.threshold"
+_FORM = (
+    "the replies hold no question with an answer, or end before it does: name a larger instruction model (curation.questions.generator, or "
+    "judge.model where it writes), or raise curation.questions.max_new_tokens"
+)
+_ROOM = "raise max_length of the generator that writes, or lower data.passage_characters or curation.questions.max_new_tokens"
+_QUALITY = "let a larger model write, or lower curation.questions.technical_threshold and clarity_threshold"
+_WORDS = "the answers share no word with their passages: let a larger model write"
+_SUPPORT = "no passage of the questions' documents supports the answers: check the data, or cut larger passages"
 _REMEDIES = {
     (DocumentRelevance.name, BELOW_THRESHOLD): _DOMAIN,
     (QADomain.name, BELOW_THRESHOLD): _DOMAIN,
     (TeleQnADomain.name, BELOW_THRESHOLD): _DOMAIN,
-    (
-        TEMPLATE,
-        NO_QUESTION,
-    ): "the writer's replies hold no lines 'Q: ...' and 'A: ...' or end before an answer does: name a larger instruction "
-    "model (curation.questions.generator, or judge.model where it writes), or raise curation.questions.max_new_tokens",
-    (TEMPLATE, PROMPT_TOO_LONG): "raise max_length of the generator that writes, or lower data.passage_characters or "
-    "curation.questions.max_new_tokens",
-    (
-        ExampleQuality.name,
-        BELOW_THRESHOLD,
-    ): "let a larger model write, or lower curation.questions.technical_threshold and clarity_threshold",
-    (ALIGNMENT, ""): "the answers share no word with their passages: let a larger model write",
-    (
-        ChunkAlignment.name,
-        "",
-    ): "the passages of the questions' documents do not support the answers: check the data, or cut larger passages",
+    (TEMPLATE, NO_QUESTION): _FORM,
+    (TEMPLATE, PROMPT_TOO_LONG): _ROOM,
+    (ExampleQuality.name, BELOW_THRESHOLD): _QUALITY,
+    (ALIGNMENT, NO_SUPPORT): _WORDS,
+    (ChunkAlignment.name, NO_SUPPORT): _SUPPORT,
 }
 _NOT_JUDGED = "see the log for what the endpoint does, and rerun: paid replies are kept"
 
@@ -61,7 +58,6 @@ def _remedy(dropped: Mapping[str, int]) -> str:
     """For the most frequent reason of the last step that dropped anything: what came through the steps before it ended there."""
     if not dropped:
         return "check data.path"
-    last = [name.split("/") for name in dropped][-1][0]
-    reasons = {reason: count for (step, reason), count in ((name.split("/"), count) for name, count in dropped.items()) if step == last}
-    reason = max(reasons, key=lambda name: reasons[name])
-    return _REMEDIES.get((last, reason)) or _REMEDIES.get((last, "")) or _NOT_JUDGED
+    last, _, _ = list(dropped)[-1].partition("/")
+    most = max((name for name in dropped if name.startswith(f"{last}/")), key=lambda name: dropped[name])
+    return _REMEDIES.get((last, most.removeprefix(f"{last}/")), _NOT_JUDGED)
