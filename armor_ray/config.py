@@ -396,6 +396,18 @@ DEFAULT_SWEEP: dict[str, list[float]] = {
 # What a sweep may try: whatever changes training alone, so that all trials share passages, vectors and likelihoods.
 _SWEEPABLE = ("objective.", "training.", "candidates.top_k")
 
+# One training table, one plan of artifacts and one of workers serve all recipes of a run.
+_COMMON_TO_RECIPES = frozenset(
+    {
+        "objective.recipe",
+        "objective.preset",
+        "objective.length_normalised",
+        "objective.temperature_schedule",
+        "training.interpolate",
+        "training.workers",
+    }
+)
+
 
 class SweepConfig(Section):
     parameters: dict[str, Annotated[list[float], Field(min_length=1)]] = Field(
@@ -455,6 +467,8 @@ class EvaluationConfig(Section):
         for key in (key for values in settings.values() for key in values):
             if not key.startswith(_SWEEPABLE):
                 raise ValueError(f"'{key}' cannot differ between recipes (what can: objective.*, training.*, candidates.top_k)")
+            if key in _COMMON_TO_RECIPES:
+                raise ValueError(f"'{key}' cannot differ between recipes: what all of them train on, or what is made of it, depends on it")
         return settings
 
     @field_validator("recipes", "fused", "seeds", "ks", "transfer_to")
@@ -514,6 +528,11 @@ class QuestionsConfig(Section):
             for name in sorted({"generator", "batch_size"} & self.model_fields_set):
                 raise ValueError(f"{name} has no effect on writer 'judge' (its endpoint is asked passage by passage)")
         return self
+
+    @property
+    def form(self) -> Literal["lines", "json"]:
+        """What the writer is asked for: an endpoint can hold a model to a schema, a local one cannot."""
+        return "json" if self.writer == "judge" else "lines"
 
 
 class CurationConfig(Section):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from armor_ray.corpus.chunking import Chunker
 from armor_ray.corpus.records import Document, QAPair, Span
@@ -45,25 +45,6 @@ class CuratedPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Curated:
-    """The outcome of one pipeline.
-
-    Attributes:
-        documents: what will be searched.
-        pairs: with exact gold passages, as spans or whole documents.
-        whole_documents: the documents are finished passages.
-        dropped: everything that went, in the order of the steps.
-        writer: who wrote the questions and how; None where none were written.
-    """
-
-    documents: Iterable[Document]
-    pairs: list[CuratedPair]
-    whole_documents: bool
-    dropped: list[Dropped] = field(default_factory=list)
-    writer: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Passage:
     """A chunk of a document, before passages have numbers."""
 
@@ -78,11 +59,6 @@ class Passage:
     @property
     def span(self) -> Span:
         return Span(self.document.doc_id, self.start, self.end)
-
-    @property
-    def name(self) -> str:
-        """Document id and character offsets."""
-        return f"{self.document.doc_id}[{self.start}:{self.end}]"
 
 
 def passages_of(document: Document, chunker: Chunker) -> list[Passage]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,13 +14,18 @@ from armor_ray.config import JudgeConfig
 from armor_ray.curation.curated import BELOW_THRESHOLD
 from armor_ray.errors import ArmorError
 from armor_ray.judges.endpoint import has_endpoint
-from armor_ray.judges.judge import Judge, Judgement, run_judge
+from armor_ray.judges.judge import Judge, Judgement, judge_without_endpoint, run_judge, warn_of_stand_in
 from armor_ray.judges.qa_domain import QADomain
 from armor_ray.judges.relevance import DocumentRelevance
+from armor_ray.judges.summary import Summary
 from armor_ray.judges.teleqna import TeleQnADomain
 from armor_ray.judges.verdicts import Verdict
 
+BLOCK = 2048
+"""Things that are judged together where not all are held: many times what an endpoint is asked at once, and a few megabytes."""
+
 Item = TypeVar("Item")
+Thing = TypeVar("Thing")
 Thresholded = TypeVar("Thresholded", QADomain, DocumentRelevance, TeleQnADomain)
 
 
@@ -48,17 +54,17 @@ class Judging:
         config: section `judge`; without an endpoint the judges' stand-ins judge, which is said and recorded.
         cache: file of paid replies, on a local disk.
         say: takes one line per judge.
+        record: takes every verdict, in order.
 
     Attributes:
-        judged: every verdict, in order.
         judgements: summaries per judge, for the manifest.
     """
 
-    def __init__(self, config: JudgeConfig, cache: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: JudgeConfig, cache: Path, say: Callable[[str], None], record: Callable[[Sequence[Judged]], None]) -> None:
         self.config = config
         self.cache = cache
         self.say = say
-        self.judged: list[Judged] = []
+        self._record = record
         self.judgements: list[dict[str, Any]] = []
 
     @property
@@ -72,19 +78,54 @@ class Judging:
         Raises:
             ArmorError: the budget is spent, or no request can succeed; what was paid for is kept, and a rerun goes on from there.
         """
-        with tqdm(total=len(items), desc=judge.name, unit=" items", mininterval=5, disable=not has_endpoint(self.config)) as bar:
-            judgement = run_judge(judge, items, self.config, self.cache, advance=lambda done: bar.update(done))
-        self.say(f"curate: {judgement}")
-        if judgement.stopped_by_budget:
-            raise spent_budget(judge.name, judgement.failures.total(), len(items))
-        self._warn_of_failures(judgement)
-        self.judgements.append(judgement.as_dict())
-        self.judged += [Judged(judge.name, *found) for found in zip(subjects, judgement.verdicts, strict=True)]
+        with self._begin(judge, len(items)) as bar:
+            judgement = self._judge(judge, subjects, items, bar)
+        self._end(judgement.summary, len(items))
         return judgement.verdicts
 
-    def _warn_of_failures(self, judgement: Judgement) -> None:
-        if judgement.failures:
-            self.say(f"curate: {judgement.failures.total()} items were not judged and are dropped; --force curate asks about them again")
+    def each(
+        self, judge: Judge[Item], things: Iterable[Thing], total: int, describe: Callable[[Thing], tuple[Subject, Item]]
+    ) -> Iterator[tuple[Thing, Verdict]]:
+        """The things with their verdicts, in order, of which only `BLOCK` are held at once; for judges that judge each thing for itself.
+
+        Args:
+            total: how many things there are.
+            describe: a thing's subject, and the item that the judge sees.
+
+        Raises:
+            ArmorError: see `run`.
+        """
+        remaining = iter(things)
+        with self._begin(judge, total) as bar:
+            summary = self._judge(judge, [], [], bar).summary
+            while not summary.stopped_by_budget and (block := list(islice(remaining, BLOCK))):
+                subjects, items = zip(*map(describe, block), strict=True)
+                judgement = self._judge(judge, subjects, items, bar)
+                summary.add(judgement.summary)
+                yield from zip(block, judgement.verdicts, strict=True)
+        self._end(summary, total)
+
+    def _begin(self, judge: Judge[Any], total: int) -> tqdm:
+        is_asked = has_endpoint(self.config)
+        if not is_asked:
+            warn_of_stand_in(judge)
+        return tqdm(total=total, desc=judge.name, unit=" items", mininterval=5, disable=not is_asked)
+
+    def _judge(self, judge: Judge[Item], subjects: Sequence[Subject], items: Sequence[Item], bar: tqdm) -> Judgement:
+        if has_endpoint(self.config):
+            judgement = run_judge(judge, items, self.config, self.cache, advance=lambda done: bar.update(done))
+        else:
+            judgement = judge_without_endpoint(judge, items)
+        self._record([Judged(judge.name, *found) for found in zip(subjects, judgement.verdicts, strict=True)])
+        return judgement
+
+    def _end(self, summary: Summary, total: int) -> None:
+        self.say(f"curate: {summary}")
+        if summary.stopped_by_budget:
+            raise spent_budget(summary.judge, summary.failures.total() + total - summary.items, total)
+        if summary.failures:
+            self.say(f"curate: {summary.failures.total()} items were not judged and are dropped; --force curate asks about them again")
+        self.judgements.append(summary.as_dict())
 
 
 def with_threshold(judge: Thresholded, threshold: float | None) -> Thresholded:

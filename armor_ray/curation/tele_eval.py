@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from armor_ray.config import CurationConfig
 from armor_ray.corpus.chunking import Chunker
 from armor_ray.corpus.records import Corpus, Document, QAPair
-from armor_ray.curation.curated import NO_SUPPORT, Curated, CuratedPair, Dropped, Passage, passages_of
+from armor_ray.curation.curated import NO_SUPPORT, CuratedPair, Dropped, Passage, passages_of
+from armor_ray.curation.files import CuratedFiles
 from armor_ray.curation.judging import Judging, Subject, with_threshold
 from armor_ray.curation.pairs import all_answers, failed_questions, judgeable, passed
 from armor_ray.judges.alignment import CandidateChunk, ChunkAlignment
@@ -17,32 +18,34 @@ from armor_ray.judges.qa_domain import QADomain, QuestionAnswer
 from armor_ray.judges.verdicts import Verdict
 
 
-def curate(corpus: Corpus, chunker: Chunker, domain: Domain, settings: CurationConfig, judging: Judging) -> Curated:
+def curate(corpus: Corpus, chunker: Chunker, domain: Domain, settings: CurationConfig, judging: Judging, files: CuratedFiles) -> None:
     """Filters, then aligns. The corpus that remains is the source documents of the kept questions.
 
     Args:
         corpus: a question's evidence in it is not used, only its document.
         chunker: the one that `prepare` will cut with.
+        files: take what remains, and what was dropped.
 
     Raises:
         ArmorError: see `Judging.run` and `judgeable`.
     """
-    pairs, dropped = judgeable(corpus.pairs)
-    kept, off_domain = _filter(pairs, domain, settings, judging)
+    pairs, repeated = judgeable(corpus.pairs)
+    files.drop(repeated)
+    kept = _filter(pairs, domain, settings, judging, files)
     wanted = {curated.pair.doc_id for curated in kept}
     documents = {document.doc_id: replace(document, domain=domain.name) for document in corpus.documents if document.doc_id in wanted}
-    aligned, unsupported = _align(kept, documents, chunker, settings, judging)
-    supporting = {curated.pair.doc_id for curated in aligned}
-    remaining = [document for name, document in documents.items() if name in supporting]
-    return Curated(remaining, aligned, corpus.whole_documents, [*dropped, *off_domain, *unsupported])
+    supporting = {curated.pair.doc_id for curated in _align(kept, documents, chunker, settings, judging, files)}
+    for name, document in documents.items():
+        if name in supporting:
+            files.add_document(document)
 
 
-def _filter(pairs: list[QAPair], domain: Domain, settings: CurationConfig, judging: Judging) -> tuple[list[CuratedPair], list[Dropped]]:
+def _filter(pairs: list[QAPair], domain: Domain, settings: CurationConfig, judging: Judging, files: CuratedFiles) -> list[CuratedPair]:
     judge = with_threshold(QADomain((domain,)), settings.threshold)
     items = [QuestionAnswer(pair.question, all_answers(pair)) for pair in pairs]
     verdicts = judging.run(judge, [Subject(pair.example_id) for pair in pairs], items)
-    kept = [CuratedPair(replace(pair, domain=domain.name), verdict.scores) for pair, verdict in passed(pairs, verdicts)]
-    return kept, failed_questions(pairs, verdicts, judge.name)
+    files.drop(failed_questions(pairs, verdicts, judge.name))
+    return [CuratedPair(replace(pair, domain=domain.name), verdict.scores) for pair, verdict in passed(pairs, verdicts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,14 @@ class _Candidate:
 
 
 def _align(
-    questions: list[CuratedPair], documents: Mapping[str, Document], chunker: Chunker, settings: CurationConfig, judging: Judging
-) -> tuple[list[CuratedPair], list[Dropped]]:
-    """Every passage of a question's document is scored; the best are its gold passages."""
+    questions: list[CuratedPair],
+    documents: Mapping[str, Document],
+    chunker: Chunker,
+    settings: CurationConfig,
+    judging: Judging,
+    files: CuratedFiles,
+) -> list[CuratedPair]:
+    """Every passage of a question's document is scored; the best are its gold passages. The questions that have any, written down."""
     judge = ChunkAlignment(positives=settings.positives)
     passages = {name: passages_of(document, chunker) for name, document in documents.items()}
     candidates = [_Candidate(curated, passage) for curated in questions for passage in passages[curated.pair.doc_id]]
@@ -73,16 +81,17 @@ def _align(
     of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in questions}
     for candidate, verdict in zip(candidates, verdicts, strict=True):
         of_question[candidate.question.pair.example_id].append((candidate.passage, verdict))
-    aligned, dropped = [], []
+    aligned = []
     for curated in questions:
         found = of_question[curated.pair.example_id]
         gold = [(passage.span, verdict.scores["support"]) for passage, verdict in found if verdict.keep]
         if gold:
             spans, support = zip(*gold, strict=True)
             aligned.append(CuratedPair(replace(curated.pair, spans=spans, positive_ids=()), curated.scores, support))
+            files.add_pair(aligned[-1])
         else:
-            dropped.append(_unsupported(curated, [verdict for _, verdict in found], judge.name))
-    return aligned, dropped
+            files.drop([_unsupported(curated, [verdict for _, verdict in found], judge.name)])
+    return aligned
 
 
 def _unsupported(curated: CuratedPair, verdicts: Sequence[Verdict], step: str) -> Dropped:

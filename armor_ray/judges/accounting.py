@@ -34,6 +34,19 @@ class Account:
     readings: Counter[str] = field(default_factory=Counter)
     dropped: tuple[str, ...] = ()
 
+    def add(self, later: Account) -> None:
+        """Counts what another client of the same endpoint did after this one."""
+        self.paid += later.paid
+        self.cached += later.cached
+        self.joined += later.joined
+        self.prompt_tokens += later.prompt_tokens
+        self.completion_tokens += later.completion_tokens
+        self.cost += later.cost
+        self.retries.update(later.retries)
+        self.failures.update(later.failures)
+        self.readings.update(later.readings)
+        self.dropped = later.dropped
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a manifest."""
         return {

@@ -48,7 +48,7 @@ class ChunkAlignment(Judge[CandidateChunk]):
     def request(self, batch: Sequence[CandidateChunk]) -> ChatRequest:
         snippets = [chunk.text[: self.snippet_characters] for chunk in batch]
         messages = render_messages(self.name, question=batch[0].question, answer=batch[0].answer, snippets=snippets)
-        schema = list_schema("chunk_alignment", "chunks", {"chunk": "integer", "support": "number"})
+        schema = list_schema("chunk_alignment", "chunks", {"chunk": "integer", "support": "number"}, len(batch), len(batch))
         return ChatRequest(messages, self.max_tokens, schema=schema, timeout_seconds=self.timeout_seconds, max_retries=self.max_retries)
 
     def read(self, reply: Reply, batch: Sequence[CandidateChunk]) -> list[Reading | None]:

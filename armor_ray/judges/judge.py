@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from armor_ray.judges.endpoint import has_endpoint
 from armor_ray.judges.failures import ChatError, Failure
 from armor_ray.judges.parsing import Reading, UnreadableReply
 from armor_ray.judges.request import ChatRequest, Reply
+from armor_ray.judges.summary import Summary
 from armor_ray.judges.templates import render
 from armor_ray.judges.verdicts import Verdict
 from armor_ray.judges.workers import run_workers
@@ -92,31 +93,10 @@ class Judgement:
         return Counter(verdict.failure for verdict in self.verdicts if verdict.failure is not None)
 
     @property
-    def stopped_by_budget(self) -> bool:
-        """Whether items were left out because the budget was spent; a rerun with a larger one judges only those."""
-        return Failure.BUDGET in self.failures
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for a manifest."""
-        return {
-            "judge": self.judge,
-            "by": self.by,
-            "items": len(self.verdicts),
-            "kept": sum(verdict.keep for verdict in self.verdicts),
-            "failures": {str(name): count for name, count in sorted(self.failures.items())},
-            "stopped_by_budget": self.stopped_by_budget,
-            "endpoint": self.endpoint,
-            "account": self.account.as_dict() if self.account else None,
-            "ledger": asdict(self.ledger) if self.ledger else None,
-        }
-
-    def __str__(self) -> str:
-        """One line for people."""
-        failed = f", {self.failures.total()} failed" if self.failures else ""
-        stopped = "; stopped by the budget" if self.stopped_by_budget else ""
+    def summary(self) -> Summary:
+        """The verdicts in numbers."""
         kept = sum(verdict.keep for verdict in self.verdicts)
-        cost = f"; {self.account}" if self.account else "; no model judged"
-        return f"{self.judge} by {self.by}: kept {kept} of {len(self.verdicts)}{failed}{stopped}{cost}"
+        return Summary(self.judge, self.by, len(self.verdicts), kept, self.failures, self.endpoint, self.account, self.ledger)
 
 
 def run_judge(
@@ -131,6 +111,7 @@ def run_judge(
         ArmorError: no request can succeed; what was paid for stays in the cache.
     """
     if not has_endpoint(config):
+        warn_of_stand_in(judge)
         return judge_without_endpoint(judge, items)
 
     async def judged() -> Judgement:
@@ -140,9 +121,13 @@ def run_judge(
     return asyncio.run(judged())
 
 
-def judge_without_endpoint(judge: Judge[Item], items: Sequence[Item]) -> Judgement:
-    """Judges by keywords or words in common; a warning and every verdict say so."""
+def warn_of_stand_in(judge: Judge[Any]) -> None:
+    """Says in the log that no model judges."""
     _log.warning("%s: no endpoint (judge.model with a key or judge.base_url), judged by %s", judge.name, judge.stand_in)
+
+
+def judge_without_endpoint(judge: Judge[Item], items: Sequence[Item]) -> Judgement:
+    """Judges by keywords or words in common; every verdict says so."""
     scores = [judge.stand_in_scores(item) for item in items]
     kept = judge.keep(items, scores)
     verdicts = [Verdict(judge.stand_in, keep, given) for keep, given in zip(kept, scores, strict=True)]

@@ -62,7 +62,7 @@ class ExampleQuality(Judge[GeneratedExample]):
 
     def request(self, batch: Sequence[GeneratedExample]) -> ChatRequest:
         messages = render_messages(self.name, domain=self.domain, examples=batch, passage_characters=self.passage_characters)
-        schema = list_schema("example_quality", "examples", {"example": "integer", **_FIELDS})
+        schema = list_schema("example_quality", "examples", {"example": "integer", **_FIELDS}, len(batch), len(batch))
         return ChatRequest(messages, self.max_tokens, self.temperature, self.top_p, schema, self.timeout_seconds, self.max_retries)
 
     def read(self, reply: Reply, batch: Sequence[GeneratedExample]) -> list[Reading | None]:

@@ -78,9 +78,9 @@ def object_schema(name: str, properties: Mapping[str, str]) -> Schema:
     return Schema(name, _object(properties))
 
 
-def list_schema(name: str, key: str, properties: Mapping[str, str]) -> Schema:
-    """Schema of a list of such objects under `key`."""
-    items = {"type": "array", "items": _object(properties)}
+def list_schema(name: str, key: str, properties: Mapping[str, str], fewest: int, most: int) -> Schema:
+    """Schema of a list of such objects under `key`. Without a bound to their number small models go on until the reply is cut."""
+    items = {"type": "array", "items": _object(properties), "minItems": fewest, "maxItems": most}
     return Schema(name, {"type": "object", "properties": {key: items}, "required": [key], "additionalProperties": False})
 
 

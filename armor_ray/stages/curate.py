@@ -5,7 +5,6 @@ Runs only where the config has a section `curation`. Judging waits for an endpoi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,16 +14,16 @@ from armor_ray.corpus.records import Corpus
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.sources.teleqna import read_options
 from armor_ray.curation import documents, tele_eval, teleqna
-from armor_ray.curation.curated import Curated
 from armor_ray.curation.documents import Prompt, Written
-from armor_ray.curation.files import write_curated
+from armor_ray.curation.files import CuratedFiles
 from armor_ray.curation.judging import Judging
+from armor_ray.curation.remedies import nothing_left
 from armor_ray.errors import ArmorError
 from armor_ray.judges.domain import load_domain
 from armor_ray.judges.endpoint import has_endpoint
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.reply_cache import reply_cache
-from armor_ray.workspace import Draft
+from armor_ray.workspace import Draft, Manifest
 
 STAGE = "curate"
 
@@ -41,27 +40,30 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     assert settings is not None, "planned only where there is one"
     _require_planned_judge(context, plan)
     corpus = read_corpus(context.config.data)
-    judging = Judging(context.config.judge, reply_cache(context.workspace), context.say)
-    curated = _curate(context, settings, corpus, judging)
-    dropped = Counter(f"{item.step}/{item.reason}" for item in curated.dropped)
-    if not curated.pairs:
-        why = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common()) or "there were none"
-        raise ArmorError(f"no question is left ({why})", where=STAGE, hint="see curation.domain, curation.threshold and the data")
+    reply_file = reply_cache(context.workspace)  # not in the draft: what was paid for outlives a failed run
 
     def write(draft: Draft) -> None:
-        draft.rows |= write_curated(curated, judging.judged, draft.path)
-        draft.details |= _details(settings, corpus, curated, judging, dropped)
+        with CuratedFiles(draft.path) as files:
+            judging = Judging(context.config.judge, reply_file, context.say, files.record)
+            writer = _curate(context, settings, corpus, judging, files)
+        if not files.rows["questions"]:
+            raise nothing_left(judging.judgements, writer, files.dropped)
+        draft.rows |= files.rows
+        draft.details |= _details(settings, corpus, files, judging, writer)
 
     manifest = context.publish(plan, write)
-    context.say(f"curate: {manifest.rows['questions']} questions about {manifest.rows['documents']} documents{_who(judging)}")
+    context.say(f"curate: {_outcome(manifest)}")
 
 
-def _curate(context: Context, settings: CurationConfig, corpus: Corpus, judging: Judging) -> Curated:
+def _curate(context: Context, settings: CurationConfig, corpus: Corpus, judging: Judging, files: CuratedFiles) -> dict[str, Any] | None:
+    """Fills the files; who wrote the questions, where any were written."""
     domain, chunker = load_domain(settings.domain), _chunker(context, corpus)
     if settings.pipeline == "tele_eval":
-        return tele_eval.curate(corpus, chunker, domain, settings, judging)
+        tele_eval.curate(corpus, chunker, domain, settings, judging, files)
+        return None
     if settings.pipeline == "teleqna":
-        return teleqna.curate(corpus, read_options(context.config.data), domain, settings, judging)
+        teleqna.curate(corpus, read_options(context.config.data), domain, settings, judging, files)
+        return None
 
     def write(prompts: Sequence[Prompt]) -> Written:
         from armor_ray.stages import writing  # Ray, which only this pipeline needs
@@ -69,7 +71,7 @@ def _curate(context: Context, settings: CurationConfig, corpus: Corpus, judging:
         ask = writing.write_over_endpoint if settings.questions.writer == "judge" else writing.write_on_actors
         return ask(context, prompts, settings.questions)
 
-    return documents.curate(corpus, chunker, domain, settings, context.config.seed, judging, write)
+    return documents.curate(corpus, chunker, domain, settings, context.config.seed, judging, files, write)
 
 
 def _chunker(context: Context, corpus: Corpus) -> Chunker:
@@ -91,20 +93,22 @@ def _require_planned_judge(context: Context, plan: Plan) -> None:
         raise ArmorError(message, where=STAGE, hint="set it, or set judge.model: null for keywords")
 
 
-def _details(settings: CurationConfig, corpus: Corpus, curated: Curated, judging: Judging, dropped: Counter[str]) -> dict[str, Any]:
+def _details(
+    settings: CurationConfig, corpus: Corpus, files: CuratedFiles, judging: Judging, writer: dict[str, Any] | None
+) -> dict[str, Any]:
     return {
         "pipeline": settings.pipeline,
         "domain": load_domain(settings.domain).name,
         "stand_ins": judging.stand_ins,
         "judgements": judging.judgements,
-        "writer": curated.writer,
+        "writer": writer,
         "source": {"documents_read": len(corpus.documents), "questions_read": len(corpus.pairs), **corpus.notes},
-        "dropped": dict(sorted(dropped.items())),
-        "whole_documents": curated.whole_documents,
+        "dropped": dict(sorted(files.dropped.items())),
+        "whole_documents": corpus.whole_documents,
     }
 
 
-def _who(judging: Judging) -> str:
-    if not judging.stand_ins:
-        return ""
-    return f"; no model judged {', '.join(judging.stand_ins)}: keywords and words in common stood in"
+def _outcome(manifest: Manifest) -> str:
+    stand_ins = manifest.details["stand_ins"]
+    who = f"; no model judged {', '.join(stand_ins)}: keywords and words in common stood in" if stand_ins else ""
+    return f"{manifest.rows['questions']} questions about {manifest.rows['documents']} documents{who}"

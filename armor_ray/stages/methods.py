@@ -69,7 +69,7 @@ def needs_rewards(config: Config) -> bool:
 
 def trains_passages(config: Config, recipe: str) -> bool:
     """Whether the recipe moves the passage tower, so that its retrievers need the corpus embedded anew."""
-    return recipe in REWARD_RECIPES and config.objective.towers == "shared"
+    return recipe in REWARD_RECIPES and recipe_config(config, recipe, config.seed).objective.towers == "shared"
 
 
 def corpus_of(retriever: str) -> str:

@@ -20,7 +20,7 @@ from armor_ray.curation.judging import spent_budget
 from armor_ray.judges.asking import ask_all
 from armor_ray.judges.failures import Failure
 from armor_ray.judges.request import ChatRequest
-from armor_ray.judges.writing import TEMPLATE, one_turn
+from armor_ray.judges.writing import TEMPLATE, one_turn, pairs_schema
 from armor_ray.models.generators import load_writer
 from armor_ray.models.generators.identity import generator_identity
 from armor_ray.models.generators.protocol import SampledText, Sampling, WritingRequest
@@ -49,6 +49,7 @@ def write_over_endpoint(context: Context, prompts: Sequence[Prompt], questions: 
             max_tokens=questions.max_new_tokens,
             temperature=questions.temperature,
             top_p=questions.top_p,
+            schema=pairs_schema(questions.per_passage),
             timeout_seconds=_TIMEOUT_SECONDS,
             max_retries=_MAX_RETRIES,
         )

@@ -21,6 +21,7 @@ from pipeline_drivers import start
 
 from armor_ray import pipeline
 from armor_ray.config import QuestionsConfig, load_config
+from armor_ray.curation import judging
 from armor_ray.errors import ArmorError
 from armor_ray.judges import client
 from armor_ray.models.generators.protocol import SampledText
@@ -216,7 +217,8 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(server, source, tm
     assert len(server.bodies) == QUESTIONS + workspace.require("curated").rows["questions"]
 
 
-def test_documents_become_a_data_set_with_the_endpoint_as_writer(server, source, tmp_path):
+def test_documents_become_a_data_set_with_the_endpoint_as_writer(server, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "BLOCK", 3)
     path = documents_config(tmp_path, source, server.url, "w")
     workspace, _ = run(path, until="prepare")
     rows = lines(workspace, "qa.jsonl")
@@ -225,6 +227,22 @@ def test_documents_become_a_data_set_with_the_endpoint_as_writer(server, source,
     details = workspace.require("curated").details
     assert (details["writer"]["engine"], details["writer"]["replies"], details["writer"]["account"]["paid"]) == ("endpoint", 21, 21)
     assert details["stand_ins"] == []
+    relevance = details["judgements"][0]
+    assert (relevance["items"], relevance["kept"], relevance["account"]["paid"]) == (DOCUMENTS, DOCUMENTS - 1, DOCUMENTS)
+
+
+def test_a_budget_spent_among_blocks_of_documents_says_what_is_left(server, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "BLOCK", 3)
+    path = documents_config(tmp_path, source, server.url, "w")
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    raw["judge"] |= {"budget": 0.2, "prompt_price": 100.0, "completion_price": 1000.0, "concurrency": 1}
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ArmorError, match=r"the budget is spent: \d of 8 items of document_relevance are left") as raised:
+        run(path)
+    left = int(re.findall(r"(\d) of 8", str(raised.value))[0])
+    assert left == DOCUMENTS - len(server.bodies) > 0
+    assert server.bodies
+    assert not (tmp_path / "w" / "curated").exists()
 
 
 def test_a_local_model_writes_on_actors_once_and_the_same_again(tiny: Tiny, local_ray: str, tmp_path):

@@ -126,7 +126,7 @@ class TestMisbehaviour:
         assert judgement.account.retries == expected
         assert judgement.account.readings["unreadable"] == unreadable
         assert judgement.account.readings["in prose"] == met["prose"]
-        assert all(str(failure) in str(judgement) for failure in expected)
+        assert all(str(failure) in str(judgement.summary) for failure in expected)
 
     @pytest.mark.parametrize("fault", sorted(SLOW_FAULTS))
     def test_a_reply_that_does_not_come_in_time_is_asked_for_again(self, server, tmp_path, fault):
@@ -158,7 +158,7 @@ class TestMisbehaviour:
         assert [verdict.failure for verdict in judgement.verdicts] == [Failure.SERVER, Failure.UNREADABLE, None]
         assert [verdict.keep for verdict in judgement.verdicts[:2]] == [False, False]
         assert judgement.account.retries == {Failure.SERVER: 3}
-        assert judgement.as_dict()["failures"] == {"server_error": 1, "unreadable_reply": 1}
+        assert judgement.summary.as_dict()["failures"] == {"server_error": 1, "unreadable_reply": 1}
         again = judged(server, tmp_path / "cache", 3)
         assert [verdict.failure for verdict in again.verdicts] == [None, Failure.UNREADABLE, None]
 
@@ -352,11 +352,11 @@ class TestBudget:
         budget = estimate + 9.5 * self.COST  # the tenth request may still cost its estimate, the eleventh may not
         server.delay_seconds = 0.005
         first = judged(server, tmp_path / "cache", 30, budget=budget, **self.PRICES)
-        assert first.stopped_by_budget
+        assert first.summary.stopped_by_budget
         assert sum(server.paid.values()) == 10
         assert first.failures == {Failure.BUDGET: 20}
         assert first.account.cost == pytest.approx(10 * self.COST)
-        assert "stopped by the budget" in str(first)
+        assert "stopped by the budget" in str(first.summary)
         second = judged(server, tmp_path / "cache", 30, budget=100.0, **self.PRICES)
         assert not second.failures
         assert (second.account.cached, second.account.paid) == (10, 20)
@@ -484,8 +484,8 @@ class TestWithoutAnEndpoint:
         judgement = run_judge(qa_domain(), pairs(2), settings, tmp_path / "cache")
         assert judgement.by == "keywords"
         assert {verdict.judge for verdict in judgement.verdicts} == {"keywords"}
-        assert judgement.as_dict()["by"] == "keywords"
-        assert "no model judged" in str(judgement)
+        assert judgement.summary.as_dict()["by"] == "keywords"
+        assert "no model judged" in str(judgement.summary)
         assert "judged by keywords" in caplog.text
         assert not (tmp_path / "cache").exists()
 

@@ -218,6 +218,9 @@ def test_a_recipe_may_have_settings_of_its_own() -> None:
         recipe_config(unread, "uae", 0)
     with pytest.raises(ArmorError, match=r"'data\.name' cannot differ between recipes"):
         load_config(None, ["evaluation.recipe_settings={uae: {data.name: x}}"])
+    # The training table is one for all: a recipe's own value would have no effect.
+    with pytest.raises(ArmorError, match=r"'objective.length_normalised' cannot differ between recipes: what all of them train on"):
+        load_config(None, ["evaluation.recipe_settings={armor: {objective.length_normalised: true}}"])
 
 
 def test_the_main_recipe_is_fused_with_bm25_and_those_that_are_named() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,13 +20,15 @@ from armor_ray.corpus.chunking import chunk_sentences, cut_passages, keep_whole
 from armor_ray.corpus.records import Corpus, Document, QAPair, Span
 from armor_ray.corpus.sources import read_corpus
 from armor_ray.corpus.sources.teleqna import read_options
-from armor_ray.curation import documents, tele_eval, teleqna
-from armor_ray.curation.curated import PROMPT_TOO_LONG, Curated
+from armor_ray.curation import documents, judging, tele_eval, teleqna
+from armor_ray.curation.curated import PROMPT_TOO_LONG
 from armor_ray.curation.documents import Prompt, Written
+from armor_ray.curation.files import CuratedFiles
 from armor_ray.curation.judging import Judging
+from armor_ray.curation.remedies import nothing_left
 from armor_ray.errors import ArmorError
 from armor_ray.judges.domain import load_domain
-from armor_ray.judges.writing import read_pairs
+from armor_ray.judges.writing import one_turn, read_pairs, writing_messages
 from armor_ray.models.generators.protocol import SampledText
 from armor_ray.workspace import Workspace
 
@@ -34,10 +38,35 @@ TEXT = "ISAC shares one waveform. " + "Radar echoes give the range. " + "Nothing
 CUT = 32  # characters: each sentence is a passage
 
 
+@dataclass
+class Case:
+    """A curation by stand-ins, and what it left on disk."""
+
+    folder: Path
+    files: CuratedFiles
+    judging: Judging
+
+    def rows(self, name: str) -> list[dict]:
+        self.files.__exit__()
+        return [json.loads(line) for line in (self.folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def reasons(self) -> dict[str, str]:
+        return {row["id"]: f"{row['step']}/{row['reason']}" for row in self.rows("dropped")}
+
+    def documents(self) -> list[str]:
+        return [row["id"] for row in self.rows("corpus")]
+
+    def verdicts(self) -> list[dict]:
+        self.files.__exit__()
+        return pq.read_table(self.folder / "verdicts.parquet").to_pylist()
+
+
 @pytest.fixture
-def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judging:
+def curation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    return Judging(JudgeConfig(), tmp_path / "cache", print)
+    (tmp_path / "curated").mkdir()
+    with CuratedFiles(tmp_path / "curated") as files:
+        yield Case(tmp_path / "curated", files, Judging(JudgeConfig(), tmp_path / "cache", print, files.record))
 
 
 def chunker(text: str) -> list[tuple[int, int]]:
@@ -52,15 +81,11 @@ def pair(question: str, answer: str, doc_id: str = "d1", number: int = 0) -> QAP
     return QAPair(f"q{number}", question, (answer,), doc_id, (), (doc_id,), "", f"qa:{number}")
 
 
-def reasons(curated: Curated) -> dict[str, str]:
-    return {dropped.id: f"{dropped.step}/{dropped.reason}" for dropped in curated.dropped}
-
-
 class TestTeleEval:
     def settings(self, **changes) -> CurationConfig:
         return CurationConfig(pipeline="tele_eval", domain="isac", **changes)
 
-    def test_gold_passages_are_the_best_of_the_questions_own_document(self, judging):
+    def test_gold_passages_are_the_best_of_the_questions_own_document(self, curation):
         pairs = [
             pair("What does ISAC share?", "One waveform.", number=1),
             pair("How high is a mast?", "Thirty metres.", number=2),
@@ -68,26 +93,31 @@ class TestTeleEval:
             pair("What does ISAC share?", "A radio.", number=1),
         ]
         corpus = Corpus([document("d1"), document("d2", "Wholly unrelated words."), document("d3")], pairs, whole_documents=False)
-        curated = tele_eval.curate(corpus, chunker, ISAC, self.settings(positives=1), judging)
-        [kept] = curated.pairs
-        assert kept.pair.spans == (Span("d1", 0, 26),)
-        assert (kept.pair.positive_ids, kept.pair.domain, len(kept.support)) == ((), "isac", 1)
-        assert reasons(curated) == {"q1": "source/repeated_question", "q2": "qa_domain/below_threshold", "q3": "chunk_alignment/no_support"}
-        assert [document.doc_id for document in curated.documents] == ["d1"]
-        assert judging.stand_ins == ["qa_domain", "chunk_alignment"]
-        assert len([judged for judged in judging.judged if judged.step == "chunk_alignment" and judged.subject.id == "q1"]) == 3
+        tele_eval.curate(corpus, chunker, ISAC, self.settings(positives=1), curation.judging, curation.files)
+        [kept] = curation.rows("qa")
+        assert (kept["doc_id"], kept["evidence"]) == ("d1", [{"start": 0, "end": 26}])
+        assert (kept["domain"], len(kept["metadata"]["support"])) == ("isac", 1)
+        assert curation.reasons() == {
+            "q1": "source/repeated_question",
+            "q2": "qa_domain/below_threshold",
+            "q3": "chunk_alignment/no_support",
+        }
+        assert curation.documents() == ["d1"]
+        assert curation.judging.stand_ins == ["qa_domain", "chunk_alignment"]
+        assert len({row["start"] for row in curation.verdicts() if row["step"] == "chunk_alignment" and row["id"] == "q1"}) == 3
 
-    def test_a_question_without_an_answer_is_refused_before_anything_is_judged(self, judging):
+    def test_a_question_without_an_answer_is_refused_before_anything_is_judged(self, curation):
         bare = QAPair("q", "why?", (), "d1", (), ("d1",), "", "qa:7")
+        corpus = Corpus([document("d1")], [bare], whole_documents=False)
         with pytest.raises(ArmorError, match="qa:7: question without an answer"):
-            tele_eval.curate(Corpus([document("d1")], [bare], whole_documents=False), chunker, ISAC, self.settings(), judging)
-        assert not judging.judged
+            tele_eval.curate(corpus, chunker, ISAC, self.settings(), curation.judging, curation.files)
+        assert not curation.verdicts()
 
 
 class TestDocuments:
     REPLY = "Q: What does ISAC share between radar and data?\nA: One waveform."
 
-    def curate(self, judging: Judging, replies: dict[str, SampledText | str], **questions) -> Curated:
+    def curate(self, case: Case, replies: dict[str, SampledText | str], **questions) -> dict:
         settings = CurationConfig(pipeline="documents", domain="isac", questions={"per_passage": 2, **questions})
         self.asked: list[str] = []
 
@@ -97,39 +127,102 @@ class TestDocuments:
             return Written([replies.get(passage, SampledText("NONE", cut=False)) for passage in passages], {"by": "nobody"})
 
         corpus = Corpus([document("d1"), document("d2", "A press release about bread.")], [], whole_documents=False)
-        return documents.curate(corpus, chunker, ISAC, settings, 0, judging, write)
+        return documents.curate(corpus, chunker, ISAC, settings, 0, case.judging, case.files, write)
 
-    def test_a_question_is_aligned_with_the_passage_that_it_was_written_from(self, judging):
+    def test_a_question_is_aligned_with_the_passage_that_it_was_written_from(self, curation):
         # "ISAC shares one waveform." has the words; "Nothing else is said here." was, by chance, what the second was written from.
         replies = {
             "ISAC shares one waveform.": SampledText(self.REPLY, cut=False),
             "Nothing else is said here.": SampledText("Q: What is said about ISAC here?\nA: Quasars.", cut=False),
         }
-        curated = self.curate(judging, replies)
-        [kept] = curated.pairs
-        assert kept.pair.spans == (Span("d1", 0, 26),)
-        assert kept.pair.answers == ("One waveform.",)
-        found = reasons(curated)
+        writer = self.curate(curation, replies)
+        [kept] = curation.rows("qa")
+        assert kept["evidence"] == [{"start": 0, "end": 26}]
+        assert kept["answers"] == ["One waveform."]
+        found = curation.reasons()
         assert found["d2"] == "document_relevance/below_threshold"
         assert found["d1[26:55]"] == "question_writing/no_readable_question"
         assert "lexical_alignment/no_support" in found.values()
-        assert [document.doc_id for document in curated.documents] == ["d1"]
-        assert curated.writer == {"by": "nobody", "passages": 3, "questions": 2}
+        assert curation.documents() == ["d1"]
+        assert writer == {"by": "nobody", "passages": 3, "questions": 2}
 
-    def test_passages_without_a_reply_and_repeated_questions_are_dropped_by_name(self, judging):
+    def test_passages_without_a_reply_and_repeated_questions_are_dropped_by_name(self, curation):
         again = SampledText(self.REPLY + "\n\n" + self.REPLY, cut=False)
-        curated = self.curate(judging, {"ISAC shares one waveform.": again, "Radar echoes give the range.": PROMPT_TOO_LONG})
-        assert len(curated.pairs) == 1
-        found = list(reasons(curated).values())
+        self.curate(curation, {"ISAC shares one waveform.": again, "Radar echoes give the range.": PROMPT_TOO_LONG})
+        assert len(curation.rows("qa")) == 1
+        found = list(curation.reasons().values())
         assert found.count("question_writing/repeated_question") == 1
         assert found.count("question_writing/prompt_too_long") == 1
 
-    def test_the_sample_of_passages_does_not_depend_on_what_else_there_is(self, judging):
-        self.curate(judging, {"ISAC shares one waveform.": SampledText(self.REPLY, cut=False)}, passages=2)
-        some = self.asked
-        self.curate(judging, {"ISAC shares one waveform.": SampledText(self.REPLY, cut=False)}, passages=1)
-        assert len(some) == 2
-        assert self.asked[0] in some
+    def test_the_sample_of_passages_does_not_depend_on_what_else_there_is(self, curation):
+        some = {}
+        for most in (2, 1):
+            self.curate(curation, {"ISAC shares one waveform.": SampledText(self.REPLY, cut=False)}, passages=most)
+            some[most] = self.asked
+        assert [len(some[2]), len(some[1])] == [2, 1]
+        assert some[1][0] in some[2]
+
+    def test_documents_judged_in_blocks_are_judged_as_all_at_once(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        texts = [TEXT, "Bread.", TEXT + "More.", "Salt.", TEXT + "Still more."]
+        corpus = Corpus([document(f"d{i}", text) for i, text in enumerate(texts)], [], whole_documents=False)
+        settings = CurationConfig(pipeline="documents", domain="isac")
+        found = []
+        for block in (2, 100):
+            monkeypatch.setattr(judging, "BLOCK", block)
+            folder = tmp_path / str(block)
+            folder.mkdir()
+            with CuratedFiles(folder) as files:
+                case = Case(folder, files, Judging(JudgeConfig(), tmp_path / "cache", print, files.record))
+                documents.curate(corpus, chunker, ISAC, settings, 0, case.judging, files, lambda prompts: Written(["x"] * len(prompts), {}))
+            found.append((case.documents(), case.rows("dropped"), case.verdicts(), case.judging.judgements))
+        assert found[0] == found[1]
+        assert found[0][0] == ["d0", "d2", "d4"]
+        assert (found[0][3][0]["items"], found[0][3][0]["kept"]) == (5, 3)
+
+
+class TestNothingLeft:
+    """The message of a curation without a question."""
+
+    RELEVANCE: ClassVar = {"judge": "document_relevance", "by": "m", "items": 9, "kept": 4}
+
+    @pytest.mark.parametrize(
+        ("written", "judged", "dropped", "message"),
+        [
+            (
+                (0, 12),
+                (0, 0),
+                {
+                    "document_relevance/below_threshold": 5,
+                    "question_writing/no_readable_question": 11,
+                    "question_writing/prompt_too_long": 1,
+                },
+                "document_relevance \\(by m\\) kept 4 of 9; question_writing \\(by w\\) gave 0 questions about 12 passages; dropped: .*"
+                "larger instruction model",
+            ),
+            ((6, 12), (0, 6), {"example_quality/below_threshold": 6}, "example_quality .* kept 0 of 6; .*technical_threshold"),
+            ((6, 12), (0, 6), {"example_quality/timeout": 6}, "6 example_quality/timeout; .*endpoint"),
+            (
+                (6, 12),
+                (6, 6),
+                {"example_quality/below_threshold": 9, "lexical_alignment/no_support": 6},
+                "share no word with their passages",
+            ),
+        ],
+    )
+    def test_it_names_the_step_that_left_none_and_the_remedy(self, written, judged, dropped, message):
+        quality = {"judge": "example_quality", "by": "m", "items": judged[1], "kept": judged[0]}
+        writer = {"by": "w", "questions": written[0], "passages": written[1]}
+        with pytest.raises(ArmorError, match=message):
+            raise nothing_left([self.RELEVANCE, quality], writer, dropped)
+
+    def test_nothing_is_published(self, case):
+        case["curation"]["domain"] = "sagin"
+        with pytest.raises(
+            ArmorError, match=r"curate: no question is left: qa_domain .* kept 0 of 6; dropped: 6 .*check that curation.domain"
+        ):
+            pipeline.run(validate_config(case), until="curate")
+        assert [path.name for path in Path(case["workspace"]).glob("*curated*")] == []
 
 
 class TestReadingWhatWasWritten:
@@ -143,17 +236,28 @@ class TestReadingWhatWasWritten:
             ("Q: a?\nQ: b?\nA: c\nA: d", [("b?", "c")]),
             ("Q: a?\nA:", []),
             ("NONE", []),
+            ('{"pairs": [{"question": "a?", "answer": "b\\nc"}, {"question": "d?", "answer": ""}, {"answer": "e"}]}', [("a?", "b c")]),
+            ('Here they are: [{"question": "a?", "answer": "b"}, {"question": "c?", "answer": "is cut', [("a?", "b")]),
+            ('{"pairs": []}', []),
         ],
     )
     def test_forms(self, text, pairs):
         assert read_pairs(text, 3, cut=False) == pairs
+
+    @pytest.mark.parametrize("form", ["lines", "json"])
+    def test_a_model_that_repeats_its_prompt_has_written_nothing(self, form):
+        """As the demo generator does."""
+        assert read_pairs(one_turn(writing_messages(ISAC, "", "A passage.", 2, form)), 2, cut=False) == []
 
     def test_an_answer_that_was_cut_off_is_no_answer(self):
         assert read_pairs("Q: a?\nA: b\nQ: c?\nA: d and", 3, cut=True) == [("a?", "b")]
         assert read_pairs("Q: a?\nA: b\nQ: c?\nA: d", 1, cut=False) == [("a?", "b")]
 
     @given(
-        st.lists(st.sampled_from(["Q:", "A:", "q", "**", "\n", "\n\n", "<think>", "1.", " x"]) | st.text(max_size=5)).map("".join),
+        st.lists(
+            st.sampled_from(["Q:", "A:", "q", "**", "\n", "\n\n", "<think>", "1.", " x", '[{"question": "q", "answer": "', 'a"}]'])
+            | st.text(max_size=5)
+        ).map("".join),
         st.booleans(),
     )
     def test_any_text_is_read_without_an_error(self, text, cut):
@@ -169,16 +273,16 @@ def test_a_span_with_a_passages_bounds_is_that_passage_though_windows_overlap():
     assert locator.overlapping(Span("d1", 21, 55)) == [0, 1, 2]
 
 
-def test_teleqna_keeps_the_questions_of_a_domain_and_all_explanations(judging):
+def test_teleqna_keeps_the_questions_of_a_domain_and_all_explanations(curation):
     config = DataConfig(format="teleqna", path=str(FIXTURES / "teleqna" / "TeleQnA.txt"))
     options = read_options(config)
     corpus = read_corpus(config)
     assert options.keys() >= {found.example_id for found in corpus.pairs}
     assert all(found.answers[0] in " ".join(options[found.example_id]) for found in corpus.pairs)
     everything = CurationConfig(pipeline="teleqna", domain="isac", threshold=0)
-    curated = teleqna.curate(corpus, options, ISAC, everything, judging)
-    assert [kept.pair for kept in curated.pairs] == corpus.pairs
-    assert (list(curated.documents), curated.whole_documents) == (corpus.documents, True)
+    teleqna.curate(corpus, options, ISAC, everything, curation.judging, curation.files)
+    assert list(curation.files.documents()) == corpus.documents
+    assert [row["id"] for row in curation.rows("qa")] == [found.example_id for found in corpus.pairs]
     assert keep_whole(corpus.documents[0].text) == [(0, len(corpus.documents[0].text))]
 
 

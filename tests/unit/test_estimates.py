@@ -66,6 +66,50 @@ def test_recipes_with_rewards_cost_what_they_add(case: Path, tiny: Tiny) -> None
     assert found["score", "pairs"] > plain["score", "pairs"]  # validation pools too
 
 
+def test_each_recipe_counts_by_its_own_settings(case: Path, tiny: Tiny) -> None:
+    """Only `uae` trains both towers, for two epochs of batches of eight; `armor` stays at the run's settings."""
+    own = "{uae: {objective.towers: shared, training.epochs: 2, training.batch_size: 8}}"
+    common = ["evaluation.recipes=[armor, uae]", "sweep.parameters={}", "evaluation.seeds=[0, 1]", f"reward.model={tiny.encoder}"]
+    plain, found = amounts(case, *common), amounts(case, *common, f"evaluation.recipe_settings={own}")
+    train, passages = found["prepare", "train questions"], found["prepare", "passages"]
+    steps = {"armor": 6 * (train // 4), "uae": 2 * (train // 8)}
+    assert plain["train", "optimizer steps"] == 2 * 2 * steps["armor"]
+    assert found["train", "optimizer steps"] == 2 * (steps["armor"] + steps["uae"])
+    assert found["embed", "tokens"] == 5 * plain["embed", "tokens"]  # and for two seeds of uae, interpolated ones too
+    question = plain["train", "tokens"] / (2 * 2 * steps["armor"] * 4)
+    passage = plain["embed", "tokens"] / passages
+    pool = (4 * train + gold(case)) / train
+    assert found["train", "tokens"] == pytest.approx(2 * (4 * steps["armor"] * question + 8 * steps["uae"] * (question + pool * passage)))
+
+
+def gold(case: Path) -> int:
+    config = load_config(case)
+    return sum(map(len, prepare(config.data, config.seed).examples["train"]["positive_ids"].to_pylist()))
+
+
+def test_a_swept_length_of_training_counts_point_by_point(case: Path) -> None:
+    found = amounts(case, "sweep.parameters={training.epochs: [1, 3]}", "sweep.trials=null", "evaluation.recipes=[armor]")
+    steps = found["prepare", "train questions"] // 4
+    assert found["train", "optimizer steps"] == (6 + 1 + 3 + 3) * steps  # the preset, both trials, and the winner at its longest
+
+
+def test_rewards_cost_priors_picks_and_a_stock_model(case: Path, tiny: Tiny) -> None:
+    rewarded = ["evaluation.recipes=[armor, uae]", f"reward.model={tiny.encoder}"]
+    plain = amounts(case, *rewarded)
+    more = ["reward.priors=[base, bm25]", f"reward.stock={tiny.encoder}", f"candidates.picks={{model: {tiny.encoder}, count: 2, depth: 9}}"]
+    found = amounts(case, *rewarded, *more)
+    asked = {split: found["prepare", f"{split} questions"] for split in ("train", "validation")}
+    assert found["candidates", "pairs to pick from"] == 9 * sum(asked.values())
+    assert found["score", "pairs"] == plain["score", "pairs"] + 2 * sum(asked.values())
+    assert found["reward", "prior scores"] == 2 * found["score", "pairs"]
+    length = plain["reward", "tokens of all rewards"] / plain["score", "pairs"]
+    assert found["candidates", "tokens"] == pytest.approx(9 * sum(asked.values()) * length)
+    assert found["reward", "tokens of all rewards"] == pytest.approx(found["score", "pairs"] * length)
+    assert 0 < found["reward", "tokens of the stock cross-encoder"] < found["reward", "tokens of all rewards"]
+    few = amounts(case, f"candidates.picks={{model: {tiny.encoder}, depth: 5000}}")  # more than there are passages
+    assert few["candidates", "pairs to pick from"] == few["prepare", "passages"] * sum(asked.values())
+
+
 def test_a_stream_is_estimated_from_its_beginning(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = amounts(case)
     monkeypatch.setattr(streams, "HELD_CHARACTERS", 0)

@@ -352,3 +352,10 @@ def test_shared_towers_have_a_corpus_a_retriever(case: Path) -> None:
     corpora = {name for name, plan in plans.items() if plan.stage == "reindex"}
     assert corpora == {"corpora/uae-seed0", "corpora/uae-seed0-interpolated"}
     assert corpora <= plans["reports"].inputs.keys()
+
+
+def test_towers_may_be_shared_by_one_recipe_alone(case: Path) -> None:
+    settings = "evaluation.recipe_settings={uae: {objective.towers: shared}}"
+    recipes = "evaluation.recipes=[armor, uae, armor_uae]"
+    plans = planned(case, recipes, settings, f"reward.model={load_config(case).encoder.model}", "sweep.parameters={}")
+    assert {name for name, plan in plans.items() if plan.stage == "reindex"} == {"corpora/uae-seed0", "corpora/uae-seed0-interpolated"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from armor_ray.config import Config
@@ -13,9 +12,11 @@ from armor_ray.stages.context import Context
 from armor_ray.stages.curated import ARTIFACT, data_of
 from armor_ray.stages.estimates.judging import curation_lines
 from armor_ray.stages.estimates.lines import CPU_HOURS, GPU_HOURS, OUT_OF_REACH, Line, Rates
-from armor_ray.stages.estimates.sample import DataSample, data_lines, sample_data
+from armor_ray.stages.estimates.rewards import pick_lines, reward_lines
+from armor_ray.stages.estimates.sample import DataSample, data_lines, pool_assumption, pool_pairs, sample_data
 from armor_ray.stages.estimates.tokens import EncoderTokens, GeneratorTokens, encoder_tokens, generator_tokens
-from armor_ray.stages.methods import answered_methods, is_swept, needs_rewards, trains_passages, variants
+from armor_ray.stages.estimates.training import training_lines
+from armor_ray.stages.methods import answered_methods, needs_rewards, trains_passages, variants
 from armor_ray.stages.plans import scored_splits
 from armor_ray.workspace import Workspace
 
@@ -36,9 +37,10 @@ def estimate(config: Config, rates: Rates) -> list[Line]:
     lines += _embedding(config, sample, words, encoder, rates)
     if sample.questions("train"):
         prompts = generator_tokens(config, sample)
+        lines += pick_lines(config, sample, words, rates)
         lines += _scoring(config, sample, prompts, generator, rates)
-        lines += _rewards(config, sample, words, rates)
-        lines += _training(config, sample, words, encoder, rates)
+        lines += reward_lines(config, sample, words, rates)
+        lines += training_lines(config, sample, words, encoder, rates)
         lines += _answering(config, sample, prompts, generator, rates)
     lines += _totals(lines)
     return lines + list(_memory(config, sample, encoder, generator))
@@ -63,8 +65,8 @@ def _embedding(config: Config, sample: DataSample, words: EncoderTokens, size: M
 
 def _scoring(config: Config, sample: DataSample, prompts: GeneratorTokens, size: ModelSize | None, rates: Rates) -> Iterator[Line]:
     splits = ["train", "validation"] if needs_rewards(config) else scored_splits(config)
-    pairs = sum(_pairs(config, sample, split) for split in splits)
-    yield Line("score", "pairs", pairs, "", f"pool of {config.candidates.pool_size} and all gold passages, as if retrieval missed these")
+    pairs = sum(pool_pairs(config, sample, split) for split in splits)
+    yield Line("score", "pairs", pairs, "", pool_assumption(config))
     yield Line("score", "answer likelihoods", pairs * prompts.num_answers, "", f"{prompts.num_answers:.2f} reference answers a question")
     shares = config.generator.engine == "hf"
     each = prompts.prompt * (1 if shares else prompts.num_answers) + prompts.answers
@@ -75,56 +77,10 @@ def _scoring(config: Config, sample: DataSample, prompts: GeneratorTokens, size:
     yield from rates.hours("score", size, tokens)
 
 
-def _pairs(config: Config, sample: DataSample, split: str) -> int:
-    """An upper limit: gold passages that the base encoder retrieves are in the pool already."""
-    gold = sum(map(len, sample.examples[split]["positive_ids"].to_pylist()))
-    picks = config.candidates.picks.count if config.candidates.picks else 0
-    return sample.questions(split) * min(config.candidates.pool_size + picks, sample.num_passages) + gold
-
-
 def _closed_book(config: Config, sample: DataSample) -> int:
     if not needs_rewards(config) or config.utility.kind not in NEEDS_CLOSED_BOOK:
         return 0
     return sample.questions("train") + sample.questions("validation")
-
-
-def _rewards(config: Config, sample: DataSample, words: EncoderTokens, rates: Rates) -> Iterator[Line]:
-    if not needs_rewards(config):
-        return
-    size = model_size(config.reward.model, config.reward.revision)
-    length = min(words.passage + words.question, config.reward.max_length)
-    seen = sample.questions("train") * config.reward.epochs * min(2 * config.reward.pairs, config.candidates.pool_size)
-    all_pairs = sum(_pairs(config, sample, split) for split in ("train", "validation"))
-    how = f"{length:.0f} a pair by the encoder's tokenizer"
-    yield Line("reward", "training tokens", seen * length, "", f"{how}; every pair with two passages of its own")
-    yield from rates.hours("reward", size, seen * length, passes=3)
-    yield Line("reward", "tokens of all rewards", all_pairs * length, "", how)
-    yield from rates.hours("reward", size, all_pairs * length)
-
-
-def _training(config: Config, sample: DataSample, words: EncoderTokens, size: ModelSize | None, rates: Rates) -> Iterator[Line]:
-    trials = _trials(config)
-    runs = len(variants(config)) * len(config.evaluation.seeds)
-    steps = sample.questions("train") // config.training.batch_size * config.training.epochs
-    yield Line("sweep", "trials", trials, "", "all to their last epoch; ASHA stops some early" if trials else "nothing is swept")
-    yield Line("train", "runs", runs, "", f"{len(variants(config))} trained rows, {len(config.evaluation.seeds)} seeds")
-    yield Line("train", "optimizer steps", (runs + trials) * steps, "", f"{steps} a run, trials included")
-    texts = words.question + (words.passage * config.candidates.pool_size if _moves_passages(config) else 0)
-    tokens = (runs + trials) * steps * config.training.batch_size * texts
-    shared = " and its pool's passages, as both towers are trained" if _moves_passages(config) else "; passages are not encoded again"
-    yield Line("train", "tokens", tokens, "", f"{words.question:.0f} a question ({words.how}){shared}")
-    yield from rates.hours("train", size, tokens, passes=3)
-
-
-def _moves_passages(config: Config) -> bool:
-    return any(trains_passages(config, variant.recipe) for variant in variants(config))
-
-
-def _trials(config: Config) -> int:
-    if not is_swept(config):
-        return 0
-    points = math.prod(map(len, config.sweep.parameters.values()))
-    return points if config.sweep.trials is None else min(points, config.sweep.trials)
 
 
 def _answering(config: Config, sample: DataSample, prompts: GeneratorTokens, size: ModelSize | None, rates: Rates) -> Iterator[Line]:

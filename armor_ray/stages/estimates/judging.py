@@ -121,7 +121,8 @@ def _documents(settings: CurationConfig, sample: DataSample, domain: Domain, chu
     most = settings.questions.passages
     chosen = sample.num_passages if most is None else min(sample.num_passages, most)
     texts = [passage for document in first for passage in islice(passages_of(document, chunker), 4)][:SAMPLE]
-    prompts = [writing_messages(domain, passage.document.title, passage.text, settings.questions.per_passage) for passage in texts]
+    questions = settings.questions
+    prompts = [writing_messages(domain, text.document.title, text.text, questions.per_passage, questions.form) for text in texts]
     words = sum(map(estimate_tokens, prompts)) / len(prompts) * chosen
     writing = Asked("question_writing", chosen, words, chosen * settings.questions.max_new_tokens, f"one a passage; {how}")
     # Nothing is written yet: a typical length stands in for questions and answers.

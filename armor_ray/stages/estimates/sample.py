@@ -86,3 +86,16 @@ def data_lines(sample: DataSample) -> list[Line]:
         Line("prepare", "passages", sample.num_passages, "", sample.passages_by),
         *(Line("prepare", f"{split} questions", sample.questions(split), "", sample.questions_by) for split in SPLITS),
     ]
+
+
+def pool_pairs(config: Config, sample: DataSample, split: str) -> int:
+    """Pairs in the candidate pools of the training or validation questions; an upper limit, as `pool_assumption` says."""
+    gold = sum(map(len, sample.examples[split]["positive_ids"].to_pylist()))
+    picks = config.candidates.picks.count if config.candidates.picks else 0
+    return sample.questions(split) * min(config.candidates.pool_size + picks, sample.num_passages) + gold
+
+
+def pool_assumption(config: Config) -> str:
+    """What a pool is taken to hold."""
+    picks = f", {config.candidates.picks.count} picks" if config.candidates.picks else ""
+    return f"pool of {config.candidates.pool_size}{picks} and all gold passages, as if retrieval missed these"
