@@ -2,20 +2,27 @@
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=armor_ray.serving.proxy.middlewares
 
-Without it Serve answers a request whose replica dies with 500, which tells clients not to ask again.
+Serve by itself answers a request whose replica dies with 500, which tells clients not to ask again; and a proxy that gets more requests
+than it has CPU time for lets all of them wait, those that it will refuse as well.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from armor_ray.serving.http_errors import RETRY_AFTER, error_response
 
+# A request takes about ten turns of the proxy's event loop; at this length of a turn it spends two seconds there.
+_LONGEST_TURN_SECONDS = 0.2
+_LOOK_EVERY_SECONDS = 0.02
+
 
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts."""
-    return [Middleware(LostReplica)]
+    return [Middleware(LostReplica), Middleware(RefuseWhenBehind)]
 
 
 class LostReplica:
@@ -38,3 +45,29 @@ class LostReplica:
         await self._app(scope, receive, watched)
         if not answered:
             await error_response(503, "the request was lost with its replica, send it again", RETRY_AFTER)(scope, receive, send)
+
+
+class RefuseWhenBehind:
+    """Answers 503 at once while the event loop is behind: Serve's own refusals cost it almost as much as answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._behind = 0.0
+        self._looks = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._looks:
+            self._looks = True
+            self._look_again()
+        if scope["type"] == "http" and self._behind > _LONGEST_TURN_SECONDS:
+            await error_response(503, "more requests than this server can take", RETRY_AFTER)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LOOK_EVERY_SECONDS, self._look, loop, loop.time() + _LOOK_EVERY_SECONDS)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._behind = loop.time() - due
+        self._look_again()
