@@ -18,6 +18,8 @@ from armor_ray.serving.http_errors import RETRY_AFTER, error_response
 # A request takes about ten turns of the proxy's event loop; at this length of a turn it spends two seconds there.
 _LONGEST_TURN_SECONDS = 0.2
 _LOOK_EVERY_SECONDS = 0.02
+# With fewer at once it is not they who keep the proxy from its turn: the machine is busy with other things, and refusing helps nobody.
+_FEW_REQUESTS = 64
 
 
 def middlewares() -> list[Middleware]:
@@ -48,10 +50,11 @@ class LostReplica:
 
 
 class RefuseWhenBehind:
-    """Answers 503 at once while the event loop is behind: Serve's own refusals cost it almost as much as answers."""
+    """Answers 503 at once while many requests keep the event loop behind: Serve's own refusals cost it almost as much as answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held = 0
         self._behind = 0.0
         self._looks = False
 
@@ -59,10 +62,14 @@ class RefuseWhenBehind:
         if not self._looks:
             self._looks = True
             self._look_again()
-        if scope["type"] == "http" and self._behind > _LONGEST_TURN_SECONDS:
+        if scope["type"] == "http" and self._behind > _LONGEST_TURN_SECONDS and self._held >= _FEW_REQUESTS:
             await error_response(503, "more requests than this server can take", RETRY_AFTER)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        self._held += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._held -= 1
 
     def _look_again(self) -> None:
         loop = asyncio.get_running_loop()
