@@ -32,8 +32,7 @@ from benchmarks.inputs import Inputs
 
 CONFIG = Path(__file__).parents[1] / "serve_configs" / "retriever.yaml"
 _SERVE = str(Path(sys.executable).parent / "serve")
-# As the serve config advises.
-PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "armor_ray.serving.proxy.middlewares"}
+ENVIRONMENT = CONFIG.with_name("serving.env")
 _READY_SECONDS = 180
 _STOP_SECONDS = 30
 _OFFLINE = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -123,10 +122,16 @@ def serve_ours(workspace: Workspace, arguments: dict[str, object], environment: 
     config["applications"][0]["args"] |= {"workspace": workspace.uri, "compare": False, **arguments}
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [_SERVE, "run", "config.yaml"]
-    own = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder, **PROXY_ENVIRONMENT, **environment}
+    own = {"RAY_ADDRESS": "local", "RAY_TMPDIR": ray_folder, **advised_environment(), **environment}
     with _process(command, folder, own, signal.SIGINT) as process:
         yield OurServer(_ready(f"http://127.0.0.1:{port}", process, folder / "log.txt"), process.pid, folder, config)
     shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def advised_environment() -> dict[str, str]:
+    """The variables of `serve_configs/serving.env`."""
+    lines = ENVIRONMENT.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 @contextlib.contextmanager

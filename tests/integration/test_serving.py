@@ -41,6 +41,7 @@ from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
+from benchmarks.servers import advised_environment
 
 LONG = " ".join(["w1"] * 30)  # the encoder reads 24 tokens
 
@@ -337,8 +338,7 @@ class _serve_run:
         # Short: Ray's socket paths have a length limit.
         self._ray_folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
         offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        advised = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "armor_ray.serving.proxy.middlewares"}
-        environment = {**os.environ, **offline, **advised, "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
+        environment = {**os.environ, **offline, **advised_environment(), "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [_SERVE, "run", "config.yaml"],
