@@ -2,29 +2,30 @@
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=armor_ray.serving.proxy.middlewares
 
-Serve by itself answers a request whose replica dies with 500, which tells clients not to ask again; and a proxy that gets more requests
-than it has CPU time for lets all of them wait, those that it will refuse as well.
+Serve by itself answers a request whose replica dies with 500, which tells clients not to ask again; and in a flood all requests wait for
+the proxy's CPU time, also those that are refused in the end.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
+import time
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from armor_ray.serving.http_errors import RETRY_AFTER, error_response
 
-# A request takes about ten turns of the proxy's event loop; at this length of a turn it spends two seconds there.
-_LONGEST_TURN_SECONDS = 0.2
-_LOOK_EVERY_SECONDS = 0.02
-# With fewer at once it is not they who keep the proxy from its turn: the machine is busy with other things, and refusing helps nobody.
-_FEW_REQUESTS = 64
+# The bound on requests in a proxy: two full batches at least; lowered once for refusals that come together; raised slowly, so that few
+# are refused in vain while the flood lasts.
+_LEAST = 64
+_LOWERED_TO, _LOWERED_AFTER_SECONDS = 0.9, 0.1
+_RAISED_BY = 0.05
 
 
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts."""
-    return [Middleware(LostReplica), Middleware(RefuseWhenBehind)]
+    return [Middleware(LostReplica), Middleware(RefuseEarly)]
 
 
 class LostReplica:
@@ -49,32 +50,41 @@ class LostReplica:
             await error_response(503, "the request was lost with its replica, send it again", RETRY_AFTER)(scope, receive, send)
 
 
-class RefuseWhenBehind:
-    """Answers 503 at once while many requests keep the event loop behind: Serve's own refusals cost it almost as much as answers."""
+class RefuseEarly:
+    """Answers 503 at once to a POST that a replica would refuse anyway: there a refusal costs almost as much as an answer.
+
+    How many requests the replicas take is learnt from their own refusals, as a sender learns what a network takes: each lowers the bound by
+    a tenth, answers raise it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._held = 0
-        self._behind = 0.0
-        self._looks = False
+        self._most = math.inf
+        self._lowered = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._looks:
-            self._looks = True
-            self._look_again()
-        if scope["type"] == "http" and self._behind > _LONGEST_TURN_SECONDS and self._held >= _FEW_REQUESTS:
-            await error_response(503, "more requests than this server can take", RETRY_AFTER)(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] != "POST":  # probes, metrics and the page always pass
+            await self._app(scope, receive, send)
             return
+        if self._held >= self._most:
+            await error_response(503, "as many requests are being served as can be", RETRY_AFTER)(scope, receive, send)
+            return
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._learn(message["status"])
+            await send(message)
+
         self._held += 1
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, watched)
         finally:
             self._held -= 1
 
-    def _look_again(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(_LOOK_EVERY_SECONDS, self._look, loop, loop.time() + _LOOK_EVERY_SECONDS)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        self._behind = loop.time() - due
-        self._look_again()
+    def _learn(self, status: int) -> None:
+        if status != 503:
+            self._most += _RAISED_BY
+        elif time.monotonic() - self._lowered > _LOWERED_AFTER_SECONDS:
+            self._most = max(_LEAST, _LOWERED_TO * min(self._most, self._held))
+            self._lowered = time.monotonic()

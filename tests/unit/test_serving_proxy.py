@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -47,32 +46,34 @@ def test_every_answer_passes_as_it_is(status: int) -> None:
     run(PlainTextResponse("as it is", status), scenario)
 
 
-def test_requests_are_refused_while_many_keep_the_event_loop_behind() -> None:
-    async def be_slow() -> None:
-        while True:
-            time.sleep(0.25)
-            await asyncio.sleep(0)
+def test_what_replicas_refuse_is_refused_before_them_and_taken_again_when_they_answer() -> None:
+    capacity, running, most_tried, end = 100, 0, 0, asyncio.Event()
+
+    async def replicas(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running, most_tried
+        most_tried = max(most_tried, running + 1)
+        full = running >= capacity
+        running += 1
+        try:
+            if scope["path"] == "/held" and not full:
+                await end.wait()
+            await PlainTextResponse("", 503 if full else 200)(scope, receive, send)
+        finally:
+            running -= 1
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        slow = asyncio.create_task(be_slow())
-        for _ in range(3):
-            assert (await client.get("/at-once")).status_code == 200  # one at a time is none too many
-            await asyncio.sleep(0.3)
-        held = [asyncio.create_task(client.get("/")) for _ in range(100)]
-        while not any(request.done() for request in held):
-            await asyncio.sleep(0.01)
-        refused = await client.get("/at-once")
+        nonlocal most_tried
+        held = [asyncio.create_task(client.post("/held")) for _ in range(150)]
+        await asyncio.sleep(0.05)
+        assert sum(request.done() for request in held) == 50  # refused by the replicas, the first time
+        most_tried = 0
+        refused = await client.post("/")
         assert (refused.status_code, refused.headers["retry-after"], refused.json()["error"]["type"]) == (503, "1", "overloaded")
-        slow.cancel()
+        assert most_tried == 0  # no replica was asked
+        await client.get("/health")
+        assert most_tried > 0  # what is no POST passes
         end.set()
-        assert Counter(answer.status_code for answer in await asyncio.gather(*held)) == {200: 64, 503: 36}
-        assert (await client.get("/at-once")).status_code == 200
+        assert Counter(answer.status_code for answer in await asyncio.gather(*held)) == {200: 100, 503: 50}
+        assert {(await client.post("/")).status_code for _ in range(20)} == {200}
 
-    end = asyncio.Event()
-
-    async def answer_at_the_end(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/":
-            await end.wait()
-        await PlainTextResponse("as it is")(scope, receive, send)
-
-    run(answer_at_the_end, scenario)
+    run(replicas, scenario)
