@@ -90,8 +90,7 @@ class OurServer:
 
     def replicas(self) -> list[psutil.Process]:
         """Processes of the retriever deployment."""
-        processes = psutil.Process(self.pid).children(recursive=True)
-        return [process for process in processes if "ServeReplica:retriever:retriever" in " ".join(process.cmdline())]
+        return processes_below(self.pid, "ServeReplica:retriever:retriever")
 
     def deploy(self, user_config: dict[str, Any]) -> None:
         """`serve deploy` of the config with another `user_config`.
@@ -126,6 +125,16 @@ def serve_ours(workspace: Workspace, arguments: dict[str, object], environment: 
     with _process(command, folder, own, signal.SIGINT) as process:
         yield OurServer(_ready(f"http://127.0.0.1:{port}", process, folder / "log.txt"), process.pid, folder, config)
     shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def processes_below(pid: int, text: str) -> list[psutil.Process]:
+    """Children, and theirs, whose command line holds the text."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if text in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def advised_environment() -> dict[str, str]:

@@ -41,7 +41,7 @@ from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
-from benchmarks.servers import advised_environment
+from benchmarks.servers import advised_environment, processes_below
 
 LONG = " ".join(["w1"] * 30)  # the encoder reads 24 tokens
 
@@ -282,7 +282,7 @@ class Server:
 
     def replicas(self, name: str) -> list[psutil.Process]:
         """Processes of a deployment, such as `app2:index-0`."""
-        return [process for process in psutil.Process(self.pid).children(recursive=True) if f":{name}" in " ".join(process.cmdline())]
+        return processes_below(self.pid, f":{name}")
 
 
 @pytest.fixture(scope="module")
