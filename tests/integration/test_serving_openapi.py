@@ -77,6 +77,7 @@ def ask(description: Any, method: str, path: str, mode: GenerationMode, count: i
     @given(case=description[path][method].as_strategy(generation_mode=mode))
     def check(case: schemathesis.Case) -> None:
         if settled is not None:
+            assert isinstance(case.body, dict)
             case.body.update(settled)
         answer = case.call_and_validate(checks=CHECKS)
         statuses[answer.status_code] += 1

@@ -18,7 +18,7 @@ from armor_ray.config import IndexConfig
 from armor_ray.retrieval.dense import build_index
 from armor_ray.retrieval.index_file import FILE, save_index
 from armor_ray.workspace import Workspace
-from benchmarks import index_kinds, load, plain_app, serve
+from benchmarks import faults, index_kinds, load, plain_app, serve
 
 
 def run_against(answer, work) -> load.Load:
@@ -101,6 +101,26 @@ def test_made_vectors_lie_around_real_ones_and_an_opened_index_finds_them(tmp_pa
     opened = index_kinds.open_and_search(tmp_path, queries)
     assert opened.rows == index_kinds._exact(made, queries).tolist()
     assert [rows[0] for rows in opened.rows] == list(range(7))
+
+
+def test_an_answer_is_right_when_its_passages_score_best_whatever_the_order_of_equal_ones():
+    scores = np.array([0.1, 0.9, 0.5, 0.5, 0.7, 0.6, 0.5, 0.2], np.float32)
+
+    def is_right(*rows: int) -> bool:
+        return faults.is_right({"results": [{"passages": [{"passage_id": row} for row in rows]}]}, scores)
+
+    assert is_right(1, 4, 5, 2, 3)
+    assert is_right(1, 4, 5, 6, 2)
+    assert not is_right(1, 4, 5, 2, 7)
+    assert not is_right(4, 1, 5, 2, 3)
+    assert not is_right(1, 4, 5, 2, 2)
+    assert not is_right(1, 4, 5, 2)
+
+
+def test_refusals_are_well_answered_and_wrong_or_lost_ones_are_not():
+    checked = faults.Checked(Counter({200: 6, 503: 2, 500: 1, 0: 1}), wrong=1)
+    assert checked.share_well_answered == pytest.approx(0.7)
+    assert faults.Checked().share_well_answered == 0
 
 
 @pytest.mark.parametrize(("option", "value", "message"), [("--only", "speed", "no 'speed'"), ("--kinds", "flat,pq", "no 'pq'")])
