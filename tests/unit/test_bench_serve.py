@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,6 +116,49 @@ def test_an_answer_is_right_when_its_passages_score_best_whatever_the_order_of_e
     assert not is_right(4, 1, 5, 2, 3)
     assert not is_right(1, 4, 5, 2, 2)
     assert not is_right(1, 4, 5, 2)
+
+
+def test_swaps_under_load_are_checked_by_the_encoder_that_each_answer_names(monkeypatch):
+    monkeypatch.setattr(faults, "SWAPS", 3)
+    scores = {name: np.random.default_rng(seed).random((2, 9)).astype(np.float32) for seed, name in enumerate(("a", "b"))}
+    serving, killed, asked = "a", 0, 0
+
+    def deploy(user_config: dict[str, str]) -> None:
+        nonlocal serving
+        serving = user_config["retriever"]
+
+    def kill() -> None:
+        nonlocal killed
+        killed += 1
+
+    async def retrieve(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            return web.json_response({}, status=503)
+        rows = np.argsort(-scores[serving][int((await request.json())["query"])])[: load.K]
+        ranked = rows[::-1] if asked == 7 else rows  # one wrong answer
+        return web.json_response({"encoder": f"{serving}@1", "results": [{"passages": [{"passage_id": int(row)} for row in ranked]}]})
+
+    async def info(request: web.Request) -> web.Response:
+        return web.json_response({"encoder": f"{serving}@1"})
+
+    async def both() -> tuple[faults.Checked, faults.Checked]:
+        app = web.Application()
+        app.router.add_post("/v1/retrieve", retrieve)
+        app.router.add_get("/info", info)
+        async with TestServer(app) as running:
+            server = SimpleNamespace(
+                url=str(running.make_url("")).rstrip("/"), deploy=deploy, replicas=lambda: [SimpleNamespace(kill=kill)]
+            )
+            monkeypatch.setattr(faults, "SECONDS_BETWEEN_KILLS", 0.02)
+            swapped = await faults._under_load(server.url, ["0", "1"], scores, lambda: faults._swap(server, ["a", "b"]))
+            return swapped, await faults._under_load(server.url, ["0", "1"], scores, lambda: faults._kill(server))
+
+    swapped, unharmed = asyncio.run(both())
+    assert set(swapped.statuses) == {200, 503}
+    assert (swapped.statuses[503], swapped.wrong, set(swapped.encoders)) == (1, 1, {"a", "b"})
+    assert (killed, unharmed.share_well_answered) == (faults.KILLS, 1)
 
 
 def test_refusals_are_well_answered_and_wrong_or_lost_ones_are_not():
