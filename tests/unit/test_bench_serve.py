@@ -119,7 +119,8 @@ def test_an_answer_is_right_when_its_passages_score_best_whatever_the_order_of_e
 
 
 def test_swaps_under_load_are_checked_by_the_encoder_that_each_answer_names(monkeypatch):
-    monkeypatch.setattr(faults, "SWAPS", 3)
+    for name, value in (("SWAPS", 3), ("_POLL_SECONDS", 0.005)):
+        monkeypatch.setattr(faults, name, value)
     scores = {name: np.random.default_rng(seed).random((2, 9)).astype(np.float32) for seed, name in enumerate(("a", "b"))}
     serving, killed, asked = "a", 0, 0
 
