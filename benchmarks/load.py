@@ -64,7 +64,7 @@ def top_passages(url: str, questions: Sequence[str]) -> list[list[int]]:
 
 async def _closed_loop(url: str, questions: Sequence[str], clients: int, seconds: float) -> Load:
     load, endless = Load(), itertools.cycle(questions)
-    async with _session() as session:
+    async with open_session() as session:
         started = time.perf_counter()
 
         async def client() -> None:
@@ -78,7 +78,7 @@ async def _closed_loop(url: str, questions: Sequence[str], clients: int, seconds
 
 async def _open_loop(url: str, questions: Sequence[str], rate: float, seconds: float) -> Load:
     load = Load()
-    async with _session() as session, asyncio.TaskGroup() as group:
+    async with open_session() as session, asyncio.TaskGroup() as group:
         started = time.perf_counter()
         for due, question in _schedule(questions, rate, seconds):
             await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
@@ -107,7 +107,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, question: str, load: Lo
 
 async def _top_passages(url: str, questions: Sequence[str]) -> list[list[int]]:
     found = []
-    async with _session() as session:
+    async with open_session() as session:
         for question in questions:
             async with session.post(url, json={"query": question, "k": K}, raise_for_status=True) as answer:
                 [result] = (await answer.json())["results"]
@@ -115,5 +115,6 @@ async def _top_passages(url: str, questions: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def _session() -> aiohttp.ClientSession:
+def open_session() -> aiohttp.ClientSession:
+    """Any number of connections; a request without an answer is given up after TIMEOUT_SECONDS."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))

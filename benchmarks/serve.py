@@ -5,6 +5,7 @@ Both servers run at once and are loaded in turn, from this process, on this mach
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -24,22 +25,24 @@ from armor_ray.errors import ArmorError
 from armor_ray.models.hardware import choose_dtype, dtype_name
 from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.serving.arguments import ServingArguments
-from benchmarks import index_kinds
+from benchmarks import faults, index_kinds
 from benchmarks.inputs import Inputs, load_inputs
 from benchmarks.load import Load, closed_loop, open_loop, top_passages
 from benchmarks.measure import one_thread
 from benchmarks.report import Outcome, Row, draw, print_table, write_page, write_summary
-from benchmarks.servers import serve_ours, serve_plain, write_workspace
+from benchmarks.servers import publish_encoder, serve_ours, serve_plain, write_workspace
 
 Name = TypeVar("Name", bound=str)
 
-PARTS = ("load", "scale")
+PARTS = ("load", "scale", "faults")
 CLIENTS = (1, 8, 32, 128)
 _OVERLOAD = 4
 _MOST_AT_ONE, _LEAST_AT_32, _LEAST_ALIKE = 1.3, 2.0, 0.98
 _RECALL_AT, _LEAST_RECALL = 10, 0.995
 _CHECKED, _WARM_UP, _QUERIES = 40, 40, 200
 _SECONDS_WARM = 2.0
+# Of the weights' own spread: enough for other passages to be found.
+_NOISE = 0.2
 # A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
 _MOST_OF_DRAIN = 2.0
 
@@ -47,7 +50,7 @@ _MOST_OF_DRAIN = 2.0
 @click.group(cls=OneLineErrors, invoke_without_command=True)
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder with telequad/ as published.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/bench-serve"), show_default=True, help="Folder for the results.")
-@click.option("--only", default="load", show_default=True, help="Parts to run: load, scale.")
+@click.option("--only", default="load", show_default=True, help="Parts to run: load, scale, faults.")
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=6.0, show_default=True, help="Length of each stretch of load.")
 @click.option("--environment", multiple=True, metavar="NAME=VALUE", help="For `serve run`, such as RAY_SERVE_ENABLE_HA_PROXY=1.")
 @click.option("--argument", multiple=True, metavar="NAME=VALUE", help="Serving argument (YAML), such as threads=2.")
@@ -70,6 +73,8 @@ def main(
     with tempfile.TemporaryDirectory(prefix="armor-bench-") as folder:
         if "load" in parts:
             outcomes.append(measure_load(inputs, Path(folder), seconds, settings, arguments))
+        if "faults" in parts:
+            outcomes.append(_faults(inputs, Path(folder), settings))
         if "scale" in parts:
             say(f"{vectors} vectors, kinds {', '.join(chosen)} ...")
             outcomes.append(_scale(inputs, Path(folder), vectors, chosen, out))
@@ -120,7 +125,7 @@ def measure_load(inputs: Inputs, folder: Path, seconds: float, environment: dict
     questions = inputs.splits["test"].texts
     say("starting both servers ...")
     with serve_plain(workspace, folder / "plain") as plain, serve_ours(workspace, arguments, environment) as ours:
-        urls = {"ours": f"{ours}/v1/retrieve", "theirs": f"{plain}/v1/retrieve"}
+        urls = {"ours": f"{ours.url}/v1/retrieve", "theirs": f"{plain}/v1/retrieve"}
         alike = _alike(urls, questions[:_CHECKED])
         loads: dict[int, dict[str, Load]] = {}
         for clients in CLIENTS:
@@ -194,6 +199,28 @@ def _describe(load: Load) -> str:
     refused = f"; {len(load.refusals)} answered 503, slowest after {1000 * max(load.refusals):.0f} ms" if load.refusals else ""
     failed = f"; {load.failed} failed" if load.failed else ""
     return f"{load.rate:.1f} requests/s, {quantiles}{refused}{failed}"
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------------------
+
+
+def _faults(inputs: Inputs, folder: Path, environment: dict[str, str]) -> Outcome:
+    """Two replicas in fp32, so that every answer can be checked, and a second retriever: the first one's weights with noise."""
+    workspace = write_workspace(folder / "faults", inputs)
+    other = copy.deepcopy(inputs.encoder)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in other.body.parameters():
+            weight.add_(_NOISE * weight.std(unbiased=False) * torch.randn(weight.shape, generator=generator))
+    publish_encoder(workspace, "retrievers/other", other, inputs)
+    questions = inputs.splits["test"].texts[:_QUERIES]
+    passages_CD = np.asarray(inputs.vectors_CD, np.float32)
+    scores = {
+        name: encoder.encode(questions, "query") @ passages_CD.T for name, encoder in (("promoted", inputs.encoder), ("other", other))
+    }
+    say("a minute of killed replicas, then encoder swaps ...")
+    with serve_ours(workspace, {"num_replicas": 2}, environment) as server:
+        return faults.measure(server, questions, scores)
 
 
 # -- scale -----------------------------------------------------------------------------------------------------------------------

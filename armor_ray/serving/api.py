@@ -17,7 +17,7 @@ from armor_ray.serving.service import Service
 from armor_ray.serving.tokens import RateLimit, Tokens
 from armor_ray.workspace import Workspace
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 413, 422, 429, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (400, 401, 404, 413, 422, 429, 503)}
 
 
 def build_api(service: Service, generator: Generator | None = None, feedback_log: FeedbackLog | None = None) -> FastAPI:

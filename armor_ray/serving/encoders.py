@@ -21,6 +21,11 @@ from armor_ray.workspace import CONFIG, Manifest, Workspace
 
 Arm = Literal["adapted", "base"]
 
+# Tokens that are encoded at once. Questions are short and of uneven length, so on a CPU, which gains little from more, small batches
+# of like lengths save more on padding than they cost: 2.2 instead of 2.7 CPU-ms a question at 32 clients (MiniLM, bf16).
+_CPU_TOKENS_PER_THREAD = 512
+_GPU_TOKENS = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -66,14 +71,15 @@ class QueryEncoder:
         return self.model.identity.max_length
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        tokens, truncated = self._measure(texts)
-        return Encoded(self.model.encode(texts, "query", dtype=self.dtype), tokens, truncated)
-
-    def _measure(self, texts: Sequence[str]) -> tuple[list[int], list[bool]]:
-        lengths = [len(row) for row in self.model.tokenize(texts, "query")]
+        rows = self.model.tokenize(texts, "query")
+        lengths = [len(row) for row in rows]
         # A row at the limit may have been cut or may just fit; only those are tokenised again, in full.
         cut = [n >= self.max_length and self.model.count_truncated([text], "query") > 0 for n, text in zip(lengths, texts, strict=True)]
-        return lengths, cut
+        return Encoded(self.model.encode_tokens(rows, self._batch_tokens, self.dtype), lengths, cut)
+
+    @property
+    def _batch_tokens(self) -> int:
+        return _CPU_TOKENS_PER_THREAD * torch.get_num_threads() if self.model.device.type == "cpu" else _GPU_TOKENS
 
 
 def open_adapted(workspace: Workspace, retriever: str, dtype: torch.dtype = torch.float32) -> QueryEncoder:
@@ -87,6 +93,7 @@ def open_adapted(workspace: Workspace, retriever: str, dtype: torch.dtype = torc
     folder = workspace.local(artifact)
     model = BiEncoder.from_folder(folder).to(choose_device())
     check_golden(model, folder)
+    model.cast_linear_weights(dtype)
     names = _names(retriever, manifest)
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
     # An encoder whose passage side was trained, too, searches vectors of its own.
@@ -106,6 +113,7 @@ def open_base(workspace: Workspace, dtype: torch.dtype = torch.float32) -> Query
         raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
     model = BiEncoder.load(config.encoder).to(choose_device())
+    model.cast_linear_weights(dtype)
     identity = model.identity.fingerprint()
     return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), dtype, _tuned_weight(workspace, BASE))
 

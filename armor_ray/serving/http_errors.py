@@ -19,6 +19,7 @@ _TYPES = {
     502: "upstream",
     503: "overloaded",
 }
+RETRY_AFTER = {"Retry-After": "1"}
 _MAX_MESSAGE = 500
 _logger = logging.getLogger("ray.serve")
 

@@ -14,13 +14,13 @@ from armor_ray.serving import metrics
 from armor_ray.serving.arguments import STALLED_SECONDS, ServingArguments, TrafficArguments
 from armor_ray.serving.batching import Batcher, Bound, QueueFullError
 from armor_ray.serving.encoders import Arm
+from armor_ray.serving.http_errors import RETRY_AFTER
 from armor_ray.serving.passages import Extent, Wanted
 from armor_ray.serving.retriever import Answer, Job, Retriever
 from armor_ray.serving.schemas import Fusion, SearchOptions
 from armor_ray.serving.sharded import NoShardError, ShardedRetriever
 from armor_ray.serving.traffic import Traffic
 
-RETRY_AFTER = {"Retry-After": "1"}
 _logger = logging.getLogger("ray.serve")
 
 

@@ -22,6 +22,7 @@ from armor_ray.config import load_config
 from armor_ray.serving import metrics
 from armor_ray.serving.arguments import ServingArguments
 from armor_ray.serving.tokens import require_tokens
+from benchmarks.servers import advised_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -115,6 +116,7 @@ def test_the_dockerfile_is_clean_pinned_and_copies_what_is_there():
     assert torch in text
     assert f":{RAY}-py311-" in text
     assert f" ray=={RAY} " in text
+    assert all(f"{name}={value}" in text for name, value in advised_environment().items())
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {name for line in re.findall(r"^COPY --chown=\S+ (.+) \S+$", text, re.MULTILINE) for name in line.split()}
     assert copied == kept

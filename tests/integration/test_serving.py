@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from armor_ray.serving.reranking import PassageReranker
 from armor_ray.serving.retriever import Job, Retriever
 from armor_ray.stages.promote import promote, promote_to
 from armor_ray.workspace import Workspace
+from benchmarks.servers import advised_environment, processes_below
 
 LONG = " ".join(["w1"] * 30)  # the encoder reads 24 tokens
 
@@ -280,7 +282,7 @@ class Server:
 
     def replicas(self, name: str) -> list[psutil.Process]:
         """Processes of a deployment, such as `app2:index-0`."""
-        return [process for process in psutil.Process(self.pid).children(recursive=True) if f":{name}" in " ".join(process.cmdline())]
+        return processes_below(self.pid, f":{name}")
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +338,7 @@ class _serve_run:
         # Short: Ray's socket paths have a length limit.
         self._ray_folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
         offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        environment = {**os.environ, **offline, "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
+        environment = {**os.environ, **offline, **advised_environment(), "RAY_ADDRESS": "local", "RAY_TMPDIR": self._ray_folder}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [_SERVE, "run", "config.yaml"],
@@ -554,6 +556,53 @@ def _wait_until_answered_by(server: Server, name: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{name} never answered")
+
+
+def test_a_replica_killed_under_load_costs_no_request_and_no_answer_is_wrong(server: Server, served: Served) -> None:
+    stop = threading.Event()
+
+    def load(i: int) -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        with httpx.Client(timeout=120) as client:
+            while not stop.is_set():
+                answer = client.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[i]})
+                statuses[answer.status_code] += 1
+                if answer.status_code == 503:
+                    assert answer.headers["retry-after"]
+                    assert answer.json()["error"]["type"] == "overloaded"
+                    time.sleep(0.1)
+                else:
+                    rows = [passage["passage_id"] for passage in answer.raise_for_status().json()["results"][0]["passages"]]
+                    assert rows == served.top(QUESTIONS[i], 5)[0]
+        return statuses
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(load, i) for i in range(4)]
+        try:
+            killed: set[int] = set()
+            for _ in range(2):
+                victim = _next_replica(server, killed)
+                time.sleep(1)
+                victim.suspend()  # so that it holds requests when it dies
+                time.sleep(0.5)
+                victim.kill()
+                killed.add(victim.pid)
+            _next_replica(server, killed)
+            time.sleep(1)
+        finally:
+            stop.set()
+        statuses = sum((client.result() for client in clients), Counter())
+    assert set(statuses) == {200, 503}  # 503: what the replicas held
+
+
+def _next_replica(server: Server, killed: set[int]) -> psutil.Process:
+    """The replica that answers after others were killed."""
+    for _ in range(240):
+        alive = [process for process in server.replicas("app0:retriever") if process.pid not in killed]
+        if alive and httpx.get(f"{server.url}/info", timeout=120).status_code == 200:
+            return alive[0]
+        time.sleep(0.25)
+    raise AssertionError(f"no replica came back:\n{server.log.read_text(errors='replace')[-4000:]}")
 
 
 def test_no_passage_and_no_question_reaches_the_log(server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from armor_ray.config import IndexConfig
 from armor_ray.retrieval.dense import build_index
 from armor_ray.retrieval.index_file import FILE, save_index
 from armor_ray.workspace import Workspace
-from benchmarks import index_kinds, load, plain_app, serve
+from benchmarks import faults, index_kinds, load, plain_app, serve
 
 
 def run_against(answer, work) -> load.Load:
@@ -101,6 +102,70 @@ def test_made_vectors_lie_around_real_ones_and_an_opened_index_finds_them(tmp_pa
     opened = index_kinds.open_and_search(tmp_path, queries)
     assert opened.rows == index_kinds._exact(made, queries).tolist()
     assert [rows[0] for rows in opened.rows] == list(range(7))
+
+
+def test_an_answer_is_right_when_its_passages_score_best_whatever_the_order_of_equal_ones():
+    scores = np.array([0.1, 0.9, 0.5, 0.5, 0.7, 0.6, 0.5, 0.2], np.float32)
+
+    def is_right(*rows: int) -> bool:
+        return faults.is_right({"results": [{"passages": [{"passage_id": row} for row in rows]}]}, scores)
+
+    assert is_right(1, 4, 5, 2, 3)
+    assert is_right(1, 4, 5, 6, 2)
+    assert not is_right(1, 4, 5, 2, 7)
+    assert not is_right(4, 1, 5, 2, 3)
+    assert not is_right(1, 4, 5, 2, 2)
+    assert not is_right(1, 4, 5, 2)
+
+
+def test_swaps_under_load_are_checked_by_the_encoder_that_each_answer_names(monkeypatch):
+    for name, value in (("SWAPS", 3), ("_POLL_SECONDS", 0.005)):
+        monkeypatch.setattr(faults, name, value)
+    scores = {name: np.random.default_rng(seed).random((2, 9)).astype(np.float32) for seed, name in enumerate(("a", "b"))}
+    serving, killed, asked = "a", 0, 0
+
+    def deploy(user_config: dict[str, str]) -> None:
+        nonlocal serving
+        serving = user_config["retriever"]
+
+    def kill() -> None:
+        nonlocal killed
+        killed += 1
+
+    async def retrieve(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            return web.json_response({}, status=503)
+        rows = np.argsort(-scores[serving][int((await request.json())["query"])])[: load.K]
+        ranked = rows[::-1] if asked == 7 else rows  # one wrong answer
+        return web.json_response({"encoder": f"{serving}@1", "results": [{"passages": [{"passage_id": int(row)} for row in ranked]}]})
+
+    async def info(request: web.Request) -> web.Response:
+        return web.json_response({"encoder": f"{serving}@1"})
+
+    async def both() -> tuple[faults.Checked, faults.Checked]:
+        app = web.Application()
+        app.router.add_post("/v1/retrieve", retrieve)
+        app.router.add_get("/info", info)
+        async with TestServer(app) as running:
+            server = SimpleNamespace(
+                url=str(running.make_url("")).rstrip("/"), deploy=deploy, replicas=lambda: [SimpleNamespace(kill=kill)]
+            )
+            monkeypatch.setattr(faults, "SECONDS_BETWEEN_KILLS", 0.02)
+            swapped = await faults._under_load(server.url, ["0", "1"], scores, lambda: faults._swap(server, ["a", "b"]))
+            return swapped, await faults._under_load(server.url, ["0", "1"], scores, lambda: faults._kill(server))
+
+    swapped, unharmed = asyncio.run(both())
+    assert set(swapped.statuses) == {200, 503}
+    assert (swapped.statuses[503], swapped.wrong, set(swapped.encoders)) == (1, 1, {"a", "b"})
+    assert (killed, unharmed.share_well_answered) == (faults.KILLS, 1)
+
+
+def test_refusals_are_well_answered_and_wrong_or_lost_ones_are_not():
+    checked = faults.Checked(Counter({200: 6, 503: 2, 500: 1, 0: 1}), wrong=1)
+    assert checked.share_well_answered == pytest.approx(0.7)
+    assert faults.Checked().share_well_answered == 0
 
 
 @pytest.mark.parametrize(("option", "value", "message"), [("--only", "speed", "no 'speed'"), ("--kinds", "flat,pq", "no 'pq'")])

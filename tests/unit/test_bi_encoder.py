@@ -47,6 +47,13 @@ def test_encoding_is_without_dropout_and_leaves_the_mode_alone(encoder):
         encoder.eval()
 
 
+def test_weights_cast_once_give_the_vectors_of_weights_cast_for_every_batch(tiny_bert):
+    encoder = load_tiny(tiny_bert)
+    expected = encoder.encode(TEXTS, "query", dtype=torch.bfloat16)
+    encoder.cast_linear_weights(torch.bfloat16)
+    np.testing.assert_array_equal(encoder.encode(TEXTS, "query", dtype=torch.bfloat16), expected)
+
+
 def test_token_ids_hold_the_prefix_and_are_cut_at_the_maximum(encoder):
     words = {word: i for i, word in enumerate(encoder.tokenizer.convert_ids_to_tokens(range(48)))}
     (row,) = encoder.tokenize(["w0"], "query")

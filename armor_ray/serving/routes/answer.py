@@ -13,17 +13,28 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from armor_ray.serving.generation import Generator, citations
-from armor_ray.serving.schemas import AnswerRequest, AnswerResponse, Passage
+from armor_ray.serving.schemas import AnswerRequest, AnswerResponse, ErrorBody, Passage
 from armor_ray.serving.service import RequestId, Served
 
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": ["passages", "delta", "done", "error"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}},
+    502: {"model": ErrorBody, "description": "The generator failed."},
+}
 
 
 def build_router(generator: Generator) -> APIRouter:
     """The route, with answers by `generator`."""
     router = APIRouter()
 
-    @router.post("/v1/answer", response_model=AnswerResponse, responses=_STREAM)
+    @router.post("/v1/answer", response_model=AnswerResponse, responses=_RESPONSES)
     async def answer(body: AnswerRequest, service: Served, x_request_id: RequestId = None) -> Response | AnswerResponse:
         """An answer that cites the ids of passages; whole, or as server-sent events."""
         found = await service.retrieve([body.question], body, "question", x_request_id)

@@ -9,8 +9,9 @@ from fastapi.routing import APIRouter
 from starlette.exceptions import HTTPException
 
 from armor_ray.serving.feedback import FeedbackLog, example
+from armor_ray.serving.http_errors import RETRY_AFTER
 from armor_ray.serving.schemas import FeedbackRequest, FeedbackResponse
-from armor_ray.serving.service import RETRY_AFTER, Served
+from armor_ray.serving.service import Served
 
 _logger = logging.getLogger("ray.serve")
 
