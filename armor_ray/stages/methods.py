@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, Recipe, validate_config
+from armor_ray.config import RECIPE_PARAMETERS, REWARD_RECIPES, Config, Recipe, validate_config, with_overrides
 from armor_ray.evaluation.labels import BASE_RAG, CLOSED_BOOK
 
 INTERPOLATED = "-interpolated"
@@ -122,6 +122,18 @@ def recipe_config(config: Config, recipe: str, seed: int, overrides: dict[str, A
         section, _, name = key.partition(".")
         raw.setdefault(section, {})[name] = value
     return validate_config(raw, f"recipe {recipe}")
+
+
+def with_own_settings(config: Config) -> Config:
+    """`config` with what `evaluation.recipe_settings` says of its main recipe."""
+    own = config.evaluation.recipe_settings.get(config.objective.recipe, {})
+    return with_overrides(config, own) if own else config
+
+
+def trial_config(config: Config, point: dict[str, float]) -> Config:
+    """A trial of the sweep: the main recipe with its own settings, and above these the point that is tried."""
+    # Only the winner is exported, so trials skip the interpolation; the sweep itself is no part of a trial's identity.
+    return with_overrides(with_own_settings(config), {**point, "training.interpolate": [], "sweep.parameters": {}})
 
 
 def training_identity(config: Config) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from armor_ray.stages.methods import (
     training_identity,
     trains_passages,
     variants,
+    with_own_settings,
 )
 from armor_ray.workspace import Workspace, fingerprint, fingerprint_files
 
@@ -161,7 +162,7 @@ def sweep(context: Context) -> list[Plan]:
     if not is_swept(config):
         return []
     inputs = context.inputs(*table_inputs(config.objective.recipe))
-    return [Plan("sweep", "sweep", {**training_identity(config), "sweep": config.sweep.model_dump()}, inputs)]
+    return [Plan("sweep", "sweep", {**training_identity(with_own_settings(config)), "sweep": config.sweep.model_dump()}, inputs)]
 
 
 def train(context: Context) -> list[Plan]:

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ray.tune.schedulers import ASHAScheduler
 
-from armor_ray.config import Config, with_overrides
+from armor_ray.config import Config
 from armor_ray.errors import ArmorError
 from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context, Plan
+from armor_ray.stages.methods import trial_config
 from armor_ray.stages.plans import table_inputs
 from armor_ray.stages.table import load_table
 from armor_ray.stages.trials import TrialResult, TrialSpec, run_trials
@@ -41,7 +42,7 @@ def run_all(context: Context, todo: list[Plan]) -> None:
     table = load_table(context.workspace, config)
     points = grid(config)
     specs = [
-        TrialSpec(f"sweep/{i:03d}", _trial_config(config, point), context.inputs(*table_inputs(config.objective.recipe)))
+        TrialSpec(f"sweep/{i:03d}", trial_config(config, point), context.inputs(*table_inputs(config.objective.recipe)))
         for i, point in enumerate(points)
     ]
     context.say(f"sweep: {len(points)} trials of recipe {config.objective.recipe} over {', '.join(sorted(config.sweep.parameters))}")
@@ -58,11 +59,6 @@ def run_all(context: Context, todo: list[Plan]) -> None:
 
     context.publish(plan, write)
     context.say(f"sweep: best {json.dumps({name: best[name] for name in config.sweep.parameters})}")
-
-
-def _trial_config(config: Config, point: dict[str, float]) -> Config:
-    # Only the winner is exported, so trials skip the interpolation; the sweep itself is no part of a trial's identity.
-    return with_overrides(config, {**point, "training.interpolate": [], "sweep.parameters": {}})
 
 
 def _scheduler(configs: list[Config], questions: int) -> Any:

@@ -20,6 +20,7 @@ from armor_ray.pipeline import STAGE_NAMES, ArtifactStatus
 from armor_ray.stages import promote, sweep, train
 from armor_ray.stages.context import Context, Plan
 from armor_ray.stages.limits import check_sizes
+from armor_ray.stages.methods import trial_config
 from armor_ray.stages.plans import PLANS
 from armor_ray.stages.prepare import SPLITS, load_examples, load_passages
 from armor_ray.stages.prepare import run_all as run_prepare_stage
@@ -86,6 +87,11 @@ def test_nothing_is_stale_after_a_run_and_all_is_missing_before(case: Path) -> N
         ("candidates.pool_size=5", {"candidates": "stale: config pool_size changed"}, {"embeddings", "index"}),
         ("generator.max_length=64", {"utilities": "stale: config generator.window changed"}, {"embeddings", "index", "candidates"}),
         ("training.epochs=3", {"sweep": "stale: config training.epochs changed"}, {"embeddings", "candidates", "utilities"}),
+        (
+            "evaluation.recipe_settings={armor: {training.learning_rate: 5.0e-3}}",
+            {"sweep": "stale: config training.learning_rate changed"},
+            {"embeddings", "candidates", "utilities"},
+        ),
         ("evaluation.bootstrap=500", {"reports": "stale: config evaluation.bootstrap changed"}, {"utilities", "sweep", "promoted"}),
         ("evaluation.hard_pool=8", {"reports": "stale: config evaluation.hard_pool changed"}, {"utilities", "promoted"}),
         ("evaluation.latency_questions=8", {"latency": "missing", "reports": "stale: latency changed"}, {"embeddings", "promoted"}),
@@ -310,6 +316,13 @@ def test_k_or_batch_larger_than_the_data_is_refused_before_anything_is_published
     with pytest.raises(ArmorError, match=message):
         pipeline.run(config, say=lambda _: None)
     assert Workspace(config.workspace).names() == []
+
+
+def test_a_trial_is_the_main_recipe_with_its_own_settings_but_for_what_is_tried() -> None:
+    own = "{armor: {training.learning_rate: 1.0e-3, objective.lambda_q: 5.0}, rag: {training.epochs: 9}}"
+    trial = trial_config(load_config(None, [f"evaluation.recipe_settings={own}"]), {"objective.lambda_q": 0.5})
+    assert (trial.training.learning_rate, trial.objective.lambda_q, trial.training.epochs) == (1e-3, 0.5, 1)
+    assert trial.training.interpolate == []
 
 
 def test_k_as_large_as_the_corpus_is_fine(case: Path) -> None:

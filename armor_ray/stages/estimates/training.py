@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
-from armor_ray.config import Config, with_overrides
+from armor_ray.config import Config
 from armor_ray.models.size import ModelSize
 from armor_ray.stages.estimates.lines import Line, Rates
 from armor_ray.stages.estimates.sample import DataSample, pool_pairs
 from armor_ray.stages.estimates.tokens import EncoderTokens
-from armor_ray.stages.methods import is_swept, recipe_config, variants
+from armor_ray.stages.methods import is_swept, recipe_config, trial_config, variants
 
 # Forward and backward; with gradient caching every text is encoded once more beforehand, without a graph.
 _PASSES, _CACHED_PASSES = 3, 4
-# As the stage `sweep` sets them for its trials.
-_TRIAL: dict[str, Any] = {"training.interpolate": [], "sweep.parameters": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def _trials(config: Config, sample: DataSample, words: EncoderTokens) -> list[_R
         return []
     points = _points(config)
     count = len(points) if config.sweep.trials is None else min(len(points), config.sweep.trials)
-    return [_run(with_overrides(config, {**point, **_TRIAL}), sample, words, count / len(points)) for point in points]
+    return [_run(trial_config(config, point), sample, words, count / len(points)) for point in points]
 
 
 def _points(config: Config) -> list[dict[str, float]]:
