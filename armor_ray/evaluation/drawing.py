@@ -28,9 +28,9 @@ def grid(rows: int, columns: int, height: float, sharey: bool = False) -> tuple[
     return figure, axes
 
 
-def legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """One legend for all panels, below them."""
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, columnspacing=1.5)
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 7) -> None:
+    """One legend for all panels, below them, of at most so many columns."""
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns), frameon=False, columnspacing=1.5)
 
 
 def save(figure: Figure, path: Path) -> Path:

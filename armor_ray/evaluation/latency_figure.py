@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
-from armor_ray.evaluation.drawing import GREY, grid, save
-from armor_ray.evaluation.labels import method_label, method_style, metric_label
+from armor_ray.evaluation.drawing import GREY, grid, legend, save
+from armor_ray.evaluation.labels import BASE, BM25, FUSION_PREFIX, is_fused, method_label, method_style, metric_label
 from armor_ray.evaluation.latency import LATENCY
 from armor_ray.evaluation.summary import Row
 
 _PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # under a name, where the line passes
+_MOST_NAMES = 8
+_REFERENCES = (BASE, BM25, FUSION_PREFIX + BASE)
 _STEP = 3  # points by which a label moves to get out of another's way
 
 
@@ -32,15 +36,34 @@ def latency_figure(rows: Sequence[Row], path: Path, metric: str) -> Path:
     figure, axes = grid(1, 1, height=5.2)
     axis = axes[0]
     axis.set_xscale("log")
-    axis.plot(*zip(*_front(list(points.values())), strict=True), color=GREY, linestyle="--", linewidth=1, zorder=1, drawstyle="steps-post")
+    front = _front(list(points.values()))
+    axis.plot(*zip(*front, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=1, drawstyle="steps-post")
     for method, (latency, quality) in points.items():
-        colour, marker = method_style(method)
-        axis.plot(latency, quality, marker=marker, markersize=10, color=colour, linestyle="")
+        axis.plot(latency, quality, **_mark(method))
     axis.margins(x=0.2, y=0.12)  # room for the names
     axis.set_xlabel("median latency of one question, end to end, in ms (log)")
     axis.set_ylabel(f"{metric_label(metric)}, whole corpus")
-    _label(figure, axis, points)
+    few = len(points) <= _MOST_NAMES
+    _label(figure, axis, {method: point for method, point in points.items() if few or method in _REFERENCES or point in front})
+    if not few:
+        legend(figure, _handles(methods), columns=5)
     return save(figure, path)
+
+
+def _mark(method: str) -> dict[str, Any]:
+    """A recipe's colour and shape: hollow where it was swept or interpolated, ringed where it is fused with BM25."""
+    colour, marker = method_style(method)
+    ring = "black" if is_fused(method) else colour
+    return {"marker": marker, "color": colour, "mfc": "white" if "/" in method else colour, "mec": ring, "markersize": 10, "linestyle": ""}
+
+
+def _handles(methods: Sequence[str]) -> list[Line2D]:
+    """What the marks mean, where too many methods crowd together to be named one by one."""
+    plain = [method for method in methods if not is_fused(method) and "/" not in method and method not in _REFERENCES]
+    handles = [Line2D([], [], **_mark(method), label=method_label(method)) for method in plain]
+    grey: dict[str, Any] = {"marker": "o", "markersize": 10, "linestyle": "", "color": GREY}
+    handles.append(Line2D([], [], **grey, mfc="white", mec=GREY, label="hollow: swept or interpolated"))
+    return [*handles, Line2D([], [], **grey, mfc=GREY, mec="black", label="ringed: with BM25")]
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -143,7 +143,8 @@ def test_a_sweep_ends_with_all_trials_though_nodes_come_die_and_go(tiny: Tiny, s
         cluster.environment,
         *("--until", "sweep"),
         training={"epochs": 8, "interpolate": []},
-        sweep={"parameters": {"objective.lambda_q": LAMBDAS}, "scheduler": "asha", "grace_epochs": 2},
+        # No trial is stopped early: Ray Train's request for one that is lives for 180 seconds, and nodes stay so long.
+        sweep={"parameters": {"objective.lambda_q": LAMBDAS}, "scheduler": "none"},
         resources={"cluster_cpus": MAX_NODES},
     )
     driver.wait_for(lambda: list(workspace.glob(".work/sweep/*/checkpoint_manager_snapshot.json")))
@@ -157,9 +158,7 @@ def test_a_sweep_ends_with_all_trials_though_nodes_come_die_and_go(tiny: Tiny, s
     trials = pq.read_table(workspace / "sweep" / "results.parquet").to_pylist()
     assert [trial["objective.lambda_q"] for trial in trials] == LAMBDAS
     assert all(0 <= trial["R@1"] <= trial["R@3"] <= trial["R@5"] <= trial["R@16"] <= 1 for trial in trials)
-    assert all(2 <= trial["epochs"] <= 8 for trial in trials)
-    assert max(trial["epochs"] for trial in trials) == 8
+    assert all(trial["epochs"] == 8 for trial in trials)
     processes = [[steps for steps in logged_steps(workspace, f"sweep/{i:03d}") if steps] for i in range(len(LAMBDAS))]
     assert max(len(steps) for steps in processes) > 1, "the lost node had no trial"
-    # Ray Train's request for a run that ASHA stopped early lives for 180 seconds; only then are the last nodes idle to the autoscaler.
-    cluster.wait_for_nodes(0, 0, seconds=300)
+    cluster.wait_for_nodes(0, 0)
