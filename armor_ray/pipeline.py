@@ -58,8 +58,7 @@ def _check_sizes(config: Config, workspace: Workspace) -> None:
 def resolved_config(config: Config) -> str:
     """What was set, as YAML that holds from any folder: paths are absolute, the password is left out."""
     raw = config.model_dump(exclude_unset=True, mode="json")
-    places = [(raw, "cache")]
-    places += [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
+    places = [(raw.get(section, {}), key) for section, key in (("data", "path"), ("encoder", "model"), ("generator", "model"))]
     curation = raw.get("curation") or {}
     places += [(curation, "domain"), (curation.get("questions", {}).get("generator") or {}, "model")]
     places += [((raw.get("candidates", {}).get("picks") or {}), "model")]
@@ -68,6 +67,8 @@ def resolved_config(config: Config) -> str:
         value = values.get(key)
         if value is not None and Path(value).expanduser().exists():
             values[key] = str(Path(value).expanduser().absolute())
+    if raw.get("cache") is not None:
+        raw["cache"] = _absolute(raw["cache"])
     if "transfer_to" in raw.get("evaluation", {}):
         raw["evaluation"]["transfer_to"] = [_absolute(other) for other in raw["evaluation"]["transfer_to"]]
     return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)

@@ -242,7 +242,8 @@ def transfer_plan(config: Config, made_of: Callable[[str], str], others: Sequenc
         ArmorError: another workspace is not prepared.
     """
     own = {name: made_of(name) for name in (*DATA_SET, *(artifact for row in rows for artifact in row.artifacts))}
-    other = {f"{uri}/{name}": Workspace(uri).require(name).fingerprint for uri in others for name in DATA_SET}
+    # By number, as where a workspace lies does not matter: a config names it as it likes, the workspace's copy by its whole path.
+    other = {f"other {i}/{name}": Workspace(uri).require(name).fingerprint for i, uri in enumerate(others, 1) for name in DATA_SET}
     settings = {"methods": [row.method for row in rows], "evaluation": config.evaluation.model_dump(include={"ks", "bootstrap"})}
     return Plan("transfer", "transfer", settings, {**own, **other})
 
@@ -258,7 +259,7 @@ def evaluate(context: Context) -> list[Plan]:
     config = context.config
     check_names(config)
     inputs = _compared(context)
-    inputs += [plan.name for plan in (*latency(context), *transfer(context))]
+    inputs += [name for name in ("latency", "transfer") if name in context.fingerprints]
     inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
     unread = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)}

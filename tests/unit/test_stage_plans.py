@@ -318,6 +318,20 @@ def test_k_or_batch_larger_than_the_data_is_refused_before_anything_is_published
     assert Workspace(config.workspace).names() == []
 
 
+def test_a_workspace_is_up_to_date_by_its_own_copy_of_the_config(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workspaces, there or not yet, are named by their whole paths there."""
+    monkeypatch.chdir(case.parent)
+    other = load_config(case, ["workspace=other"])
+    finish(other)
+    config = load_config(case, ["cache=elsewhere", "evaluation.transfer_to=[other]"])
+    finish(config)
+    copy = case.parent / "copy.yaml"
+    copy.write_text(pipeline.resolved_config(config), encoding="utf-8")
+    found = load_config(copy)
+    assert (found.cache, found.evaluation.transfer_to) == (str(case.parent / "elsewhere"), [str(case.parent / "other")])
+    assert pipeline.is_complete(found)
+
+
 def test_a_trial_is_the_main_recipe_with_its_own_settings_but_for_what_is_tried() -> None:
     own = "{armor: {training.learning_rate: 1.0e-3, objective.lambda_q: 5.0}, rag: {training.epochs: 9}}"
     trial = trial_config(load_config(None, [f"evaluation.recipe_settings={own}"]), {"objective.lambda_q": 0.5})
