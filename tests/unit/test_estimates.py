@@ -110,6 +110,26 @@ def test_rewards_cost_priors_picks_and_a_stock_model(case: Path, tiny: Tiny) -> 
     assert few["candidates", "pairs to pick from"] == few["prepare", "passages"] * sum(asked.values())
 
 
+def test_an_evaluation_counts_what_it_asks_of_models(case: Path, tiny: Tiny) -> None:
+    rewarded = ["evaluation.recipes=[armor, uae]", f"reward.model={tiny.encoder}"]
+    plain = amounts(case, *rewarded, "utility.noise_pairs=8")
+    asks = [
+        "evaluation={recipes: [armor, uae], utility_questions: 3, hard_pool: 7, latency_questions: 2}",
+        "utility.noise_pairs=13",
+        "judge.model=m",
+        "baselines={rerankers: [{kind: listwise, depth: 10, window: 4, step: 2, over: [base, bm25]}, {kind: pointwise, depth: 8}]}",
+    ]
+    found = amounts(case, *rewarded, *asks)
+    assert (found["utility", "pairs scored again"], found["evaluate", "pairs to score"]) == (13, 3 * 7)
+    a_pair = (found["score", "tokens"] - plain["score", "tokens"]) / 5
+    assert found["evaluate", "tokens"] == pytest.approx(3 * 7 * a_pair)
+    test = found["prepare", "test questions"]
+    # Ten passages in windows of four that move by two: 10-7, 8-5, 6-3, 4-1; of a pool of seven: 7-4, 5-2, 3-1.
+    assert found["evaluate", "bm25>listwise requests"] == found["evaluate", "base>listwise requests"] == (test + 2) * 4 + test * 3
+    assert found["evaluate", "base>pointwise requests"] == (test + 2) * 8 + test * 7
+    assert not [what for stage, what in plain if stage == "evaluate"]
+
+
 def test_a_stream_is_estimated_from_its_beginning(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = amounts(case)
     monkeypatch.setattr(streams, "HELD_CHARACTERS", 0)

@@ -10,6 +10,7 @@ from armor_ray.models.size import ModelSize, model_size
 from armor_ray.objectives.utility import NEEDS_CLOSED_BOOK
 from armor_ray.stages.context import Context
 from armor_ray.stages.curated import ARTIFACT, data_of
+from armor_ray.stages.estimates.evaluating import reranker_lines, utility_lines
 from armor_ray.stages.estimates.judging import curation_lines
 from armor_ray.stages.estimates.lines import CPU_HOURS, GPU_HOURS, OUT_OF_REACH, Line, Rates
 from armor_ray.stages.estimates.rewards import pick_lines, reward_lines
@@ -42,6 +43,8 @@ def estimate(config: Config, rates: Rates) -> list[Line]:
         lines += reward_lines(config, sample, words, rates)
         lines += training_lines(config, sample, words, encoder, rates)
         lines += _answering(config, sample, prompts, generator, rates)
+        lines += utility_lines(config, sample, prompts, generator, rates)
+        lines += reranker_lines(config, sample, words)
     lines += _totals(lines)
     return lines + list(_memory(config, sample, encoder, generator))
 
@@ -69,12 +72,15 @@ def _scoring(config: Config, sample: DataSample, prompts: GeneratorTokens, size:
     yield Line("score", "pairs", pairs, "", pool_assumption(config))
     yield Line("score", "answer likelihoods", pairs * prompts.num_answers, "", f"{prompts.num_answers:.2f} reference answers a question")
     shares = config.generator.engine == "hf"
-    each = prompts.prompt * (1 if shares else prompts.num_answers) + prompts.answers
-    tokens = pairs * each + _closed_book(config, sample) * (prompts.closed_book + prompts.answers)
+    noise = min(config.utility.noise_pairs, pool_pairs(config, sample, "train")) if needs_rewards(config) else 0
+    closed_book = _closed_book(config, sample) * (prompts.closed_book + prompts.answers)
+    tokens = (pairs + noise) * prompts.pair(config.generator.engine) + closed_book
     lengths = f"{prompts.prompt:.0f} a prompt, {prompts.answers:.0f} in its answers ({prompts.how})"
     saved = "prompts counted once a pair; passages that questions share will save more" if shares else "every answer with its whole prompt"
     yield Line("score", "tokens", tokens, "", f"{lengths}; {saved}")
     yield from rates.hours("score", size, tokens)
+    if noise:
+        yield Line("utility", "pairs scored again", noise, "", "for the noise floor; their tokens are in score's")
 
 
 def _closed_book(config: Config, sample: DataSample) -> int:

@@ -49,6 +49,10 @@ class GeneratorTokens:
     closed_book: float
     how: str
 
+    def pair(self, engine: str) -> float:
+        """Tokens of scoring one pair: `hf` reads the prompt once for all answers, others once for each."""
+        return self.prompt * (1 if engine == "hf" else self.num_answers) + self.answers
+
 
 def encoder_tokens(config: EncoderConfig, sample: DataSample) -> EncoderTokens:
     """Counts a sample of passages and questions.
