@@ -24,7 +24,7 @@ class Load:
         statuses: answers by HTTP status; 0 for a request without one (refused, reset, timed out).
         seconds: of each request answered 200.
         refusals: seconds of each request answered 503.
-        wall: length of the stretch.
+        wall: length of the stretch, to the last answer.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -78,11 +78,12 @@ async def _closed_loop(url: str, questions: Sequence[str], clients: int, seconds
 
 async def _open_loop(url: str, questions: Sequence[str], rate: float, seconds: float) -> Load:
     load = Load()
-    async with open_session() as session, asyncio.TaskGroup() as group:
+    async with open_session() as session:
         started = time.perf_counter()
-        for due, question in _schedule(questions, rate, seconds):
-            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
-            group.create_task(_ask(session, url, question, load))
+        async with asyncio.TaskGroup() as group:
+            for due, question in _schedule(questions, rate, seconds):
+                await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+                group.create_task(_ask(session, url, question, load))
         load.wall = time.perf_counter() - started
     return load
 

@@ -21,7 +21,7 @@ from armor_ray.stages.cluster import connect
 from armor_ray.stages.context import Context
 from armor_ray.stages.prepare import load_passages
 from armor_ray.stages.reward_scores import score_table
-from armor_ray.training.reward_pairs import PoolTable, RewardPools
+from armor_ray.training.reward_pairs import PoolTable, RewardPools, prior_scores
 
 PICKED_SPLITS = ("train", "validation")
 
@@ -55,9 +55,6 @@ def _retrieved(
 ) -> RewardPools:
     """The base's best `depth` passages of each question as pools without utilities, for a model with these priors."""
     base_QN, pool_QN = search(index, queries, depth)
-    scores = {"base": base_QN}
-    if bm25 is not None:
-        scores["bm25"] = bm25.score_pools(questions, pool_QN)
     return RewardPools(
         example_ids=[""] * len(questions),
         questions=questions,
@@ -65,7 +62,7 @@ def _retrieved(
         positive_QN=np.zeros(pool_QN.shape, bool),
         utility_QN=np.full(pool_QN.shape, np.nan, np.float32),
         base_QN=base_QN,
-        prior_QNF=np.stack([scores[name] for name in names], axis=-1) if names else np.empty((*pool_QN.shape, 0), np.float32),
+        prior_QNF=prior_scores(names, questions, pool_QN, base_QN, bm25),
     )
 
 

@@ -22,7 +22,7 @@ from armor_ray.stages.context import Context, Plan, work_folder
 from armor_ray.stages.prepare import load_examples, load_passages
 from armor_ray.stages.reward_scores import score_table
 from armor_ray.stages.train_runs import discard_damaged_run, fault_of, torch_run
-from armor_ray.training.reward_pairs import RewardPools, RewardTable
+from armor_ray.training.reward_pairs import RewardPools, RewardTable, prior_scores
 from armor_ray.training.reward_priors import fit_priors
 from armor_ray.training.table import PADDING, pad_pools
 from armor_ray.workspace import Draft, Workspace, read_parquet
@@ -82,9 +82,6 @@ def _load_pools(workspace: Workspace, split: str, bm25: Bm25 | None, priors: tup
         raise ArmorError("utilities of other pools than the workspace holds", where=str(path), hint="rerun with --force utility")
     filled = {name: _fill(valid_QN, values) for name, values in columns.items()}
     questions = load_examples(workspace, split)["question"].to_pylist()
-    scores: dict[Prior, np.ndarray] = {"base": filled["scores"]}
-    if bm25 is not None:
-        scores["bm25"] = bm25.score_pools(questions, pool_QN)
     return RewardPools(
         example_ids=pools["example_id"].to_pylist(),
         questions=questions,
@@ -92,7 +89,7 @@ def _load_pools(workspace: Workspace, split: str, bm25: Bm25 | None, priors: tup
         positive_QN=filled["is_positive"] == 1,
         utility_QN=filled["utility"],
         base_QN=filled["scores"],
-        prior_QNF=np.stack([scores[name] for name in priors], axis=-1) if priors else np.empty((*pool_QN.shape, 0), np.float32),
+        prior_QNF=prior_scores(priors, questions, pool_QN, filled["scores"], bm25),
     )
 
 

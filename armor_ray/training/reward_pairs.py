@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from armor_ray.errors import ArmorError
+from armor_ray.retrieval.lexical import Bm25
 
 
 @dataclass(slots=True)
@@ -82,6 +83,19 @@ class RewardTable(PoolTable):
             if not len(pools.with_pairs(self.noise_floor)):
                 message = f"no {name} question has two passages whose utilities differ by more than the noise ({self.noise_floor:.2g})"
                 raise ArmorError(message, where="reward", hint="raise candidates.pool_size or choose another generator")
+
+
+def prior_scores(names: Sequence[str], questions: Sequence[str], pool_QN: np.ndarray, base_QN: np.ndarray, bm25: Bm25 | None) -> np.ndarray:
+    """fp32 [Q, N, F], the scores of the named priors in that order.
+
+    Args:
+        names: of "base" and "bm25"; none gives F = 0.
+        bm25: where it is among them.
+    """
+    scores = {"base": base_QN}
+    if bm25 is not None:
+        scores["bm25"] = bm25.score_pools(questions, pool_QN)
+    return np.stack([scores[name] for name in names], axis=-1) if names else np.empty((*pool_QN.shape, 0), np.float32)
 
 
 def draw_pairs(

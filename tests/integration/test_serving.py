@@ -605,6 +605,29 @@ def _next_replica(server: Server, killed: set[int]) -> psutil.Process:
     raise AssertionError(f"no replica came back:\n{server.log.read_text(errors='replace')[-4000:]}")
 
 
+def test_a_killed_proxy_comes_back_and_the_replicas_never_notice(server: Server, served: Served) -> None:
+    replicas = server.replicas("app0:retriever")
+    [proxy] = processes_below(server.pid, "ProxyActor")
+    proxy.kill()
+    refused = 0
+    for _ in range(240):
+        try:
+            answer = httpx.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[0]}, timeout=60)
+        except httpx.TransportError:  # nobody listens
+            refused += 1
+            time.sleep(0.25)
+            continue
+        assert answer.status_code in (200, 404, 503), answer.text  # 404: the new proxy does not know its routes yet
+        if answer.status_code == 200:
+            break
+        time.sleep(0.25)
+    assert answer.status_code == 200
+    assert [passage["passage_id"] for passage in answer.json()["results"][0]["passages"]] == served.top(QUESTIONS[0], 5)[0]
+    assert refused
+    assert [again.pid for again in processes_below(server.pid, "ProxyActor")] != [proxy.pid]
+    assert server.replicas("app0:retriever") == replicas
+
+
 def test_no_passage_and_no_question_reaches_the_log(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2", "k": 0}).status_code == 422
     assert httpx.post(f"{server.url}/v1/retrieve", json={"query": "zebracrossing w1 w2"}).status_code == 200
