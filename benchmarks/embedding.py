@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from armor_ray.models.bi_encoder import BiEncoder
-from armor_ray.models.hardware import choose_dtype
+from armor_ray.models.hardware import DtypeName, choose_dtype, dtype_name
 from armor_ray.retrieval.exact import exact_top_k
 from benchmarks.inputs import Inputs, Questions, Scale
 from benchmarks.measure import Cost, race
@@ -53,16 +54,19 @@ def run(inputs: Inputs, scale: Scale) -> Outcome:
     subset = heldout_subset(inputs, scale.passages)
     encoder = inputs.encoder
     other = as_sentence_transformer(encoder)
-    fast = choose_dtype("auto", encoder.device)
-    budget = inputs.config.encoder.batch_tokens
-    sides = {
-        "sentence-transformers": lambda: other.encode(subset.texts),
-        "fp32": lambda: encoder.encode(subset.texts, "passage", budget),
-        **({"bf16": lambda: encoder.encode(subset.texts, "passage", budget, fast)} if fast == torch.bfloat16 else {}),
-    }
+    # As the stage `embed` has them.
+    frozen = {dtype_name(dtype): _frozen(encoder, dtype) for dtype in (torch.float32, choose_dtype("auto", encoder.device))}
+
+    def encode(name: DtypeName, texts: list[str]) -> np.ndarray:
+        return frozen[name].encode(texts, "passage", inputs.config.encoder.batch_tokens, getattr(torch, name))
+
+    sides: dict[str, Callable[[], np.ndarray]] = {"sentence-transformers": lambda: other.encode(subset.texts)}
+    sides["fp32"] = lambda: encode("float32", subset.texts)
+    if "bfloat16" in frozen:
+        sides["bf16"] = lambda: encode("bfloat16", subset.texts)
     other.encode(subset.texts[:_WARM_UP])
-    for dtype in {torch.float32, fast}:
-        encoder.encode(subset.texts[:_WARM_UP], "passage", budget, dtype)
+    for name in frozen:
+        encode(name, subset.texts[:_WARM_UP])
     finished = race(sides, scale.repeats)
     costs = {name: finish.cost for name, finish in finished.items()}
     vectors = {name: finish.value for name, finish in finished.items()}
@@ -79,6 +83,12 @@ def run(inputs: Inputs, scale: Scale) -> Outcome:
     else:
         notes.append("(b) this CPU does not multiply in bf16: not measured")
     return Outcome(rows, notes)
+
+
+def _frozen(encoder: BiEncoder, dtype: torch.dtype) -> BiEncoder:
+    copied = copy.deepcopy(encoder)
+    copied.freeze(dtype)
+    return copied
 
 
 def as_sentence_transformer(encoder: BiEncoder) -> SentenceTransformer:

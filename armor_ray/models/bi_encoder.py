@@ -21,6 +21,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from armor_ray.config import EncoderConfig
 from armor_ray.errors import ArmorError
 from armor_ray.models.hub import loading, resolve_model
+from armor_ray.models.packed_linear import freeze_linear_layers
 
 Kind = Literal["query", "passage"]
 _E5_PREFIXES = {"query": "query: ", "passage": "passage: "}
@@ -162,14 +163,14 @@ class BiEncoder(nn.Module):
                 vectors[batch] = self(*self.pad([rows[i] for i in batch])).cpu().numpy()
         return vectors
 
-    def cast_linear_weights(self, dtype: torch.dtype) -> None:
-        """Keeps the weights of all linear layers in `dtype` from now on, for encoding in that dtype alone.
+    def freeze(self, dtype: torch.dtype = torch.float32) -> None:
+        """Makes the encoder ready to encode in `dtype` and nothing else: it can neither be trained, saved nor moved any more.
 
-        The vectors stay what they were: `encode` else casts the same weights anew for every batch, which is half the time of a lone text.
+        In bf16 the vectors stay what they were to the bit, in fp32 to rounding. Else the same weights are cast and packed anew for every
+        batch, which is half the time of a lone text.
         """
-        for module in self.body.modules():
-            if isinstance(module, nn.Linear):
-                module.to(dtype)
+        self.eval()
+        freeze_linear_layers(self.body, dtype)
 
     @contextlib.contextmanager
     def _frozen(self) -> Iterator[None]:

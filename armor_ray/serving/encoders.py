@@ -93,7 +93,7 @@ def open_adapted(workspace: Workspace, retriever: str, dtype: torch.dtype = torc
     folder = workspace.local(artifact)
     model = BiEncoder.from_folder(folder).to(choose_device())
     check_golden(model, folder)
-    model.cast_linear_weights(dtype)
+    model.freeze(dtype)
     names = _names(retriever, manifest)
     fingerprint = manifest.details.get("fingerprint", manifest.fingerprint)
     # An encoder whose passage side was trained, too, searches vectors of its own.
@@ -113,7 +113,7 @@ def open_base(workspace: Workspace, dtype: torch.dtype = torch.float32) -> Query
         raise ArmorError("no configuration to load the base encoder from", where=where, hint="serve with compare: false")
     config = validate_config(parse_yaml(raw.decode("utf-8", "replace"), where), where)
     model = BiEncoder.load(config.encoder).to(choose_device())
-    model.cast_linear_weights(dtype)
+    model.freeze(dtype)
     identity = model.identity.fingerprint()
     return QueryEncoder(model, f"{BASE}@{identity}", (BASE,), IndexKey("index", identity), dtype, _tuned_weight(workspace, BASE))
 

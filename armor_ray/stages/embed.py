@@ -38,6 +38,7 @@ class EmbedActor:
         encoder = BiEncoder.load(config) if retriever is None else BiEncoder.from_folder(self._workspace.local(retriever))
         self._encoder = encoder.to(device)
         self._dtype = choose_dtype(config.embed_dtype, device)
+        self._encoder.freeze(self._dtype)
         self._identity = self._encoder.identity.fingerprint()
         self._config = config
         self._blocks = blocks

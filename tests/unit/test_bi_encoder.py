@@ -15,6 +15,7 @@ from transformers import AutoModel
 
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder, token_budget_batches
+from armor_ray.models.packed_linear import PackedLinear
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(WORDS), "w5 w6 unknown w7", ""]
 
@@ -47,11 +48,14 @@ def test_encoding_is_without_dropout_and_leaves_the_mode_alone(encoder):
         encoder.eval()
 
 
-def test_weights_cast_once_give_the_vectors_of_weights_cast_for_every_batch(tiny_bert):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.0), (torch.float32, 1e-6)])
+def test_a_frozen_encoder_gives_the_vectors_of_one_that_packs_for_every_batch(tiny_bert, dtype, tolerance):
     encoder = load_tiny(tiny_bert)
-    expected = encoder.encode(TEXTS, "query", dtype=torch.bfloat16)
-    encoder.cast_linear_weights(torch.bfloat16)
-    np.testing.assert_array_equal(encoder.encode(TEXTS, "query", dtype=torch.bfloat16), expected)
+    expected = encoder.encode(TEXTS, "query", dtype=dtype)
+    encoder.freeze(dtype)
+    if dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert any(isinstance(module, PackedLinear) for module in encoder.modules())
+    np.testing.assert_allclose(encoder.encode(TEXTS, "query", dtype=dtype), expected, rtol=0, atol=tolerance)
 
 
 def test_token_ids_hold_the_prefix_and_are_cut_at_the_maximum(encoder):
