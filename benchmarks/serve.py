@@ -43,8 +43,7 @@ _CHECKED, _WARM_UP, _QUERIES = 40, 40, 200
 _SECONDS_WARM = 2.0
 # Of the weights' own spread: enough for other passages to be found.
 _NOISE = 0.2
-# A full queue drains in (requests held) / (requests answered a second, while the flood takes its share of the machine); twice that is
-# still "not queued for ever".
+# A full queue drains in (requests held) / (requests a second); twice that is still "not queued for ever".
 _MOST_OF_DRAIN = 2.0
 
 
@@ -155,12 +154,12 @@ def _alike(urls: dict[str, str], questions: Sequence[str]) -> float:
 def _load_outcome(loads: dict[int, dict[str, Load]], overloaded: Load, rate: float, alike: float, limits: ServingArguments) -> Outcome:
     rows = [_latency_row(**loads[1]), *(_rate_row(clients, **loads[clients]) for clients in CLIENTS[1:])]
     held = limits.max_ongoing_requests + limits.max_queued_requests
-    drain = 1000 * held / overloaded.rate
+    drain = 1000 * held / max(load["ours"].rate for load in loads.values())
     rows += _overload_rows(overloaded, drain)
     notes = [f"{alike:.1%} of the best passages are the same on both sides ({_CHECKED} questions)"]
     for clients, sides in loads.items():
         notes += [f"{clients} clients, {side}: {_describe(load)}" for side, load in sides.items()]
-    notes.append(f"overload, {rate:.0f} requests a second, ours: {_describe(overloaded)}; so a full queue of {held} takes {drain:.0f} ms")
+    notes.append(f"overload, {rate:.0f} requests a second, ours: {_describe(overloaded)}; a full queue of {held} takes {drain:.0f} ms")
     return Outcome(rows, notes)
 
 

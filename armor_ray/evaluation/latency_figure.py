@@ -40,7 +40,7 @@ def latency_figure(rows: Sequence[Row], path: Path, metric: str) -> Path:
     axis.plot(*zip(*front, strict=True), color=GREY, linestyle="--", linewidth=1, zorder=1, drawstyle="steps-post")
     for method, (latency, quality) in points.items():
         axis.plot(latency, quality, **_mark(method))
-    axis.margins(x=0.2, y=0.12)  # room for the names
+    axis.margins(x=0.32, y=0.2)  # room for the names
     axis.set_xlabel("median latency of one question, end to end, in ms (log)")
     axis.set_ylabel(f"{metric_label(metric)}, whole corpus")
     few = len(points) <= _MOST_NAMES
