@@ -129,6 +129,7 @@ class IndexConfig(Section):
     nlist: int | None = Field(None, ge=1, description="IVF lists; None derives it from the corpus size.")
     nprobe: int = Field(16, ge=1)
     hnsw_m: int = Field(32, ge=4)
+    hnsw_ef_search: int = Field(128, ge=1, description="Vectors that a search in the graph keeps in sight: recall against time.")
     flat_below: int = Field(5000, ge=0, description="Smaller corpora use a flat index whatever `kind` says; the manifest says so.")
 
 

@@ -16,8 +16,8 @@ _parameters: Any = faiss  # FAISS's type stubs lack the search parameters, and k
 _BLOCK = 65536
 # FAISS's own bounds for k-means: fewer points per centroid than 39 train badly, more than 256 are not used.
 _MIN_POINTS, _MAX_POINTS = 39, 256
-# Wide enough that recall against a flat index stays above 0.95 at top-16 (tests/unit/test_retrieval.py); stored in the index file.
-_HNSW_BUILD_WIDTH, _HNSW_SEARCH_WIDTH = 200, 128
+# With the default `hnsw_ef_search` wide enough that recall against a flat index stays above 0.95 at top-16 (tests/unit/test_retrieval.py).
+_HNSW_BUILD_WIDTH = 200
 
 
 def build_index(vectors: np.ndarray, config: IndexConfig, seed: int = 0) -> faiss.Index:
@@ -127,7 +127,7 @@ def _empty_index(vectors: np.ndarray, config: IndexConfig, seed: int) -> faiss.I
     if config.kind == "hnsw":
         index: Any = faiss.index_factory(dim, f"HNSW{config.hnsw_m},Flat", faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = _HNSW_BUILD_WIDTH
-        index.hnsw.efSearch = _HNSW_SEARCH_WIDTH
+        index.hnsw.efSearch = config.hnsw_ef_search  # stored in the index file
         return index
     return _trained_ivf(vectors, config, seed)
 

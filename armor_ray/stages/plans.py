@@ -95,7 +95,12 @@ def embed(context: Context) -> list[Plan]:
 
 
 def index(context: Context) -> list[Plan]:
-    return [Plan("index", "index", {"index": context.config.index.model_dump()}, context.inputs("embeddings"))]
+    return [Plan("index", "index", {"index": _index_settings(context.config)}, context.inputs("embeddings"))]
+
+
+def _index_settings(config: Config) -> dict[str, Any]:
+    # Younger than the first workspaces, as above.
+    return config.index.model_dump(exclude={"hnsw_ef_search"} if _is_default(config.index, "hnsw_ef_search") else set())
 
 
 def candidates(context: Context) -> list[Plan]:
@@ -186,7 +191,7 @@ def train_one(context: Context, variant: Variant, seed: int) -> Plan:
 def reindex(context: Context) -> list[Plan]:
     """A corpus for every retriever that moved the passage tower, interpolated ones included."""
     config = context.config
-    settings = {"index": config.index.model_dump(), "embed_dtype": config.encoder.embed_dtype}
+    settings = {"index": _index_settings(config), "embed_dtype": config.encoder.embed_dtype}
     return [
         Plan(corpus_of(name), "reindex", settings, context.inputs("passages", name))
         for variant in variants(config)

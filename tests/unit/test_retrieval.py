@@ -53,6 +53,18 @@ def test_index_kind_survives_the_file_and_small_corpora_stay_flat(clustered, tmp
     assert isinstance(dense.build_index(passages[:4999], IndexConfig(kind="ivf")), faiss.IndexFlatIP)
 
 
+def test_a_graph_is_searched_as_widely_as_asked_for_from_its_file_too(clustered, tmp_path):
+    passages, queries = clustered
+    _, exact_rows = exact_top_k(queries, passages, 16)
+    recall = {}
+    for width in (16, 512):
+        index = dense.build_index(passages, IndexConfig(kind="hnsw", hnsw_m=4, hnsw_ef_search=width))
+        faiss.write_index(index, str(tmp_path / "index.faiss"))
+        _, rows = dense.search(faiss.read_index(str(tmp_path / "index.faiss")), queries, 16)
+        recall[width] = np.mean([np.isin(exact, found).mean() for exact, found in zip(exact_rows, rows, strict=True)])
+    assert recall[16] < 0.95 < recall[512]
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_opened_index_is_mapped_and_finds_the_same(clustered, kind, tmp_path):
     """Forbids flags that FAISS accepts and ignores: a flat index would then be read into every process."""

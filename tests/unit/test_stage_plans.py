@@ -95,6 +95,7 @@ def test_nothing_is_stale_after_a_run_and_all_is_missing_before(case: Path) -> N
         ("evaluation.bootstrap=500", {"reports": "stale: config evaluation.bootstrap changed"}, {"utilities", "sweep", "promoted"}),
         ("evaluation.hard_pool=8", {"reports": "stale: config evaluation.hard_pool changed"}, {"utilities", "promoted"}),
         ("evaluation.latency_questions=8", {"latency": "missing", "reports": "stale: latency changed"}, {"embeddings", "promoted"}),
+        ("index.hnsw_ef_search=64", {"index": "stale: config index.hnsw_ef_search changed"}, {"passages", "examples", "embeddings"}),
         ("index.kind=hnsw", {"index": "stale: config index.kind changed"}, {"passages", "examples", "embeddings"}),
     ],
 )
@@ -127,6 +128,7 @@ def test_settings_younger_than_the_first_workspaces_do_not_make_these_stale(case
     plan = PLANS["prepare"](Context(config, Workspace(config.workspace)))[0]
     assert not {"chunking", "deduplicate", "duplicate_similarity"} & plan.config["data"].keys()
     finish(config)
+    assert "hnsw_ef_search" not in Workspace(config.workspace).require("index").config["index"]
     reports = Workspace(config.workspace).require("reports")
     assert not {"hard_pool", "utility_questions", "latency_questions"} & reports.config["evaluation"].keys()
     assert "generator" not in reports.config
