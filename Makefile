@@ -9,6 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+AUDIT := .venv-audit
 PIP := $(BIN)/python -m pip
 # Errors only: pip's warnings here are about editable builds and wheel folders, nothing that a user can act on.
 INSTALL := $(PIP) install -qq --disable-pip-version-check
@@ -27,7 +28,7 @@ export DO_NOT_TRACK := 1
 ARGS ?=
 DATA ?=
 
-.PHONY: help setup setup-test demo test lint eval bench bench-serve
+.PHONY: help setup setup-test demo test lint audit eval bench bench-serve
 
 help:  ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -45,6 +46,11 @@ test: $(VENV)/.test  ## Run all tests: unit, then integration (Ray, vLLM, HTTP),
 lint: $(VENV)/.test  ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/mypy armor_ray jobs benchmarks
+
+audit:  ## Look the pinned packages up in PyPI's list of known faults (needs pypi.org itself; what it cannot look up fails).
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT); $(AUDIT)/bin/python -m pip install -qq --disable-pip-version-check pip-audit; }
+	sed 's/+cpu$$//' constraints.txt > $(AUDIT)/pinned.txt
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r $(AUDIT)/pinned.txt
 
 eval: $(VENV)/.cpu  ## Evaluate every recipe on TeleQuAD and TeleQnA (DATA=../shared/data; about two hours; resumes).
 	@test -d "$(DATA)" || { echo "make eval: DATA=FOLDER with telequad/ and teleqna/ is needed" >&2; exit 2; }

@@ -17,7 +17,7 @@ from armor_ray.serving.service import Service
 from armor_ray.serving.tokens import RateLimit, Tokens
 from armor_ray.workspace import Workspace
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (400, 401, 404, 413, 422, 429, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (400, 401, 404, 408, 413, 422, 429, 503)}
 
 
 def build_api(service: Service, generator: Generator | None = None, feedback_log: FeedbackLog | None = None) -> FastAPI:
@@ -38,7 +38,7 @@ def build_api(service: Service, generator: Generator | None = None, feedback_log
     for router in routers:
         api.include_router(router, responses=_ERRORS)
     add_handlers(api)
-    api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes)
+    api.add_middleware(BodyLimit, max_bytes=service.arguments.max_body_bytes, max_seconds=service.arguments.body_timeout_seconds)
     auth = service.arguments.auth
     if auth.has_tokens:
         limit = RateLimit(auth.requests_per_minute) if auth.requests_per_minute else None

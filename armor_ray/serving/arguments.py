@@ -109,6 +109,7 @@ class ServingArguments(_Arguments):
     max_queries: int = Field(64, ge=1, description="Texts in one request.")
     max_k: int = Field(100, ge=1, description="Passages per query.")
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
+    body_timeout_seconds: float = Field(10.0, gt=0, description="How long a client may take to send its body.")
 
     @model_validator(mode="after")
     def _check_topology(self) -> ServingArguments:

@@ -13,6 +13,7 @@ _TYPES = {
     401: "unauthorized",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
     413: "too_large",
     429: "rate_limited",
     500: "internal",

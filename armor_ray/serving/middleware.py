@@ -19,11 +19,14 @@ _ASSETS = "/assets/"  # what the page is made of
 
 
 class BodyLimit:
-    """Answers 413 before a larger body is read, whether or not its length was announced."""
+    """Answers 413 before a larger body is read, whether or not its length was announced, and 408 where it is sent too slowly: a client that
+    dribbles holds a place that others need.
+    """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,13 +35,20 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._max_bytes:
             return await error_response(413, self._message)(scope, receive, send)
         received = 0
+        deadline: float | None = asyncio.get_running_loop().time() + self._max_seconds
 
         async def limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, deadline
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {self._max_seconds:g} s") from None
             received += len(message.get("body", b""))
             if received > self._max_bytes:
                 raise HTTPException(413, self._message)
+            if not message.get("more_body", False):
+                deadline = None  # from here on the app waits for the client to leave, which may take as long as it likes
             return message
 
         return await self._app(scope, limited, send)

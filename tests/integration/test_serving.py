@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,7 @@ def config(served: Served, tmp_path_factory: pytest.TempPathFactory, tiny_bert: 
     shutil.copytree(served.folder, folder / "bad")
     _swap_weights(Workspace(str(folder / "bad")), tiny_bert)
     good = {"workspace": "good", "max_query_characters": 200, "max_queries": 4, "max_batch_size": 8, "max_body_bytes": 4096}
+    good["body_timeout_seconds"] = 3
     sharded = {"workspace": "good", "topology": "sharded", "num_shards": 2, "shard_timeout_seconds": 5}
     applications = {"/": good, "/bad": {"workspace": "bad"}, "/sharded": sharded}
     deployments = {"/sharded": ["retriever", "index-0", "index-1"]}
@@ -462,6 +464,21 @@ def test_limits_hold_through_the_proxy(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/retrieve", json=odd).status_code == 200
 
 
+def test_clients_that_dribble_are_sent_away_and_hold_nobody_up(server: Server, served: Served) -> None:
+    """More of them than a replica takes requests."""
+    port = int(server.url.rsplit(":", 1)[1])
+    head = b"POST /v1/retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    with ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(150)]
+        for connection in slow:
+            connection.sendall(head)
+        statuses = {connection.recv(65536).split(b" ", 2)[1] for connection in slow}
+    assert b"408" in statuses
+    assert statuses <= {b"408", b"503"}  # 503: the replica's room was taken
+    answer = httpx.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[0]}, timeout=30).raise_for_status().json()
+    assert [passage["passage_id"] for passage in answer["results"][0]["passages"]] == served.top(QUESTIONS[0], 5)[0]
+
+
 def test_health_info_and_metrics_tell_what_is_served_and_how_it_goes(server: Server) -> None:
     httpx.post(f"{server.url}/v1/retrieve", json={"query": "w1"}).raise_for_status()
     httpx.post(f"{server.url}/v1/retrieve", json={"query": ""})
@@ -548,6 +565,45 @@ def test_encoders_are_swapped_through_user_config_under_load_without_a_failed_or
         seen = set().union(*(client.result() for client in clients))
     assert seen == {"tiny", "other"}
     assert server.replicas("app0:retriever") == [replica]  # no restart, no index reload
+
+
+def test_a_new_version_of_the_application_takes_over_without_a_lost_request(server: Server, served: Served, config: dict[str, Any]) -> None:
+    """The old replica answers what it holds; what comes meanwhile waits for the new one, or is told to come again."""
+    [old] = server.replicas("app0:retriever")
+    stop = threading.Event()
+
+    def load(i: int) -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        with httpx.Client(timeout=120) as client:
+            while not stop.is_set():
+                answer = client.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[i]})
+                statuses[answer.status_code] += 1
+                if answer.status_code == 200:
+                    rows = [passage["passage_id"] for passage in answer.json()["results"][0]["passages"]]
+                    assert rows == served.top(QUESTIONS[i], 5)[0]
+        return statuses
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(load, i) for i in range(4)]
+        try:
+            config["applications"][0]["args"]["max_queries"] = 3
+            server.deploy(config)
+            _wait_for_limit(server, 3)
+        finally:
+            stop.set()
+        statuses = sum((client.result() for client in clients), Counter())
+    assert set(statuses) <= {200, 503}
+    assert statuses[200] > 4
+    assert old not in server.replicas("app0:retriever")
+
+
+def _wait_for_limit(server: Server, max_queries: int) -> None:
+    for _ in range(240):
+        answer = httpx.get(f"{server.url}/info", timeout=120)
+        if answer.status_code == 200 and answer.json()["limits"]["max_queries"] == max_queries:
+            return
+        time.sleep(0.25)
+    raise AssertionError(f"the new version never answered:\n{server.log.read_text(errors='replace')[-4000:]}")
 
 
 def _wait_until_answered_by(server: Server, name: str) -> None:

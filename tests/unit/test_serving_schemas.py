@@ -22,7 +22,14 @@ from armor_ray.serving.schemas import Passage
 from armor_ray.serving.service import Service
 
 ARGUMENTS = ServingArguments(
-    workspace="unused", max_batch_size=2, max_ongoing_requests=2, max_query_characters=20, max_queries=3, max_k=10, max_body_bytes=1024
+    workspace="unused",
+    max_batch_size=2,
+    max_ongoing_requests=2,
+    max_query_characters=20,
+    max_queries=3,
+    max_k=10,
+    max_body_bytes=1024,
+    body_timeout_seconds=0.5,
 )
 
 
@@ -259,6 +266,16 @@ def test_a_body_without_announced_length_is_cut_off_at_the_limit() -> None:
     answer = request("POST", "/v1/retrieve", content=endless(), headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (413, "too_large")
     assert len(pulled) < 20
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def dribbling():
+        yield b'{"query":'
+        await asyncio.sleep(60)
+
+    answer = request("POST", "/v1/retrieve", content=dribbling(), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (408, "timeout")
+    assert "within 0.5 s" in answer.json()["error"]["message"]
 
 
 def test_unknown_paths_and_methods_answer_in_our_format() -> None:
