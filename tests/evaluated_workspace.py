@@ -13,15 +13,20 @@ RETRIEVER = "armor-seed3"
 FINGERPRINT = f"print-retrievers/{RETRIEVER}"  # as serving_workspace publishes it
 VERSION = f"{RETRIEVER}@{FINGERPRINT}"
 # Its style is allowed by its hash; its script and its picture from elsewhere must do nothing.
-REPORT = """<!doctype html><title>report</title><style>h1 { color: rgb(1, 2, 3); }</style>
+PICTURE = "https://example.invalid/tracker.png"
+REPORT = f"""<!doctype html><title>report</title><style>h1 {{ color: rgb(1, 2, 3); }}</style>
 <h1>What changed</h1><script>document.querySelector("h1").textContent = "script ran";</script>
-<img src="https://example.invalid/tracker.png" alt="">"""
+<img src="{PICTURE}" alt="">"""
 # Example id → question, answers, gold passages, reciprocal rank with the base encoder and with the retriever.
 Examples = dict[str, tuple[str, list[str], list[int], float, float]]
 
 
-def publish_evaluation(workspace: Workspace, examples: Examples, fingerprint: str = FINGERPRINT) -> None:
-    """Publishes `examples` and `reports`; the retriever was trained with the second of two seeds."""
+def publish_evaluation(workspace: Workspace, examples: Examples, fingerprint: str = FINGERPRINT, picture: str = PICTURE) -> None:
+    """Publishes `examples` and `reports`; the retriever was trained with the second of two seeds.
+
+    Args:
+        picture: address of the report's picture.
+    """
 
     def write_split(draft: Draft) -> None:
         rows = [
@@ -37,7 +42,7 @@ def publish_evaluation(workspace: Workspace, examples: Examples, fingerprint: st
             for method, place, value in (("base", 0, before), ("armor", 0, 1.0), ("armor", 1, after))
         ]
         pq.write_table(pa.Table.from_pylist(rows), draft.path / "results.parquet")
-        (draft.path / "report.html").write_text(REPORT, encoding="utf-8")
+        (draft.path / "report.html").write_text(REPORT.replace(PICTURE, picture), encoding="utf-8")
 
     settings = {"evaluation": {"seeds": [0, 3]}}
     inputs = {f"retrievers/{RETRIEVER}": fingerprint}

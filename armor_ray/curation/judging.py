@@ -95,14 +95,32 @@ class Judging:
         Raises:
             ArmorError: see `run`.
         """
-        remaining = iter(things)
+        for thing, [verdict] in self.each_group(judge, things, total, lambda thing: [describe(thing)]):
+            yield thing, verdict
+
+    def each_group(
+        self, judge: Judge[Item], things: Iterable[Thing], total: int, describe: Callable[[Thing], Sequence[tuple[Subject, Item]]]
+    ) -> Iterator[tuple[Thing, list[Verdict]]]:
+        """The things, in order, each with the verdicts of all its items, which are judged together; some `BLOCK` items are held at once.
+
+        Args:
+            total: how many items there are.
+            describe: subjects and items of a thing.
+
+        Raises:
+            ArmorError: see `run`.
+        """
         with self._begin(judge, total) as bar:
             summary = self._judge(judge, [], [], bar).summary
-            while not summary.stopped_by_budget and (block := list(islice(remaining, BLOCK))):
-                subjects, items = zip(*map(describe, block), strict=True)
-                judgement = self._judge(judge, subjects, items, bar)
+            for block in _blocks(things, describe):
+                if summary.stopped_by_budget:
+                    break
+                described = [one for _, group in block for one in group]
+                judgement = self._judge(judge, [subject for subject, _ in described], [item for _, item in described], bar)
                 summary.add(judgement.summary)
-                yield from zip(block, judgement.verdicts, strict=True)
+                verdicts = iter(judgement.verdicts)
+                for thing, group in block:
+                    yield thing, list(islice(verdicts, len(group)))
         self._end(summary, total)
 
     def _begin(self, judge: Judge[Any], total: int) -> tqdm:
@@ -126,6 +144,22 @@ class Judging:
         if summary.failures:
             self.say(f"curate: {summary.failures.total()} items were not judged and are dropped; --force curate asks about them again")
         self.judgements.append(summary.as_dict())
+
+
+def _blocks(
+    things: Iterable[Thing], describe: Callable[[Thing], Sequence[tuple[Subject, Item]]]
+) -> Iterator[list[tuple[Thing, Sequence[tuple[Subject, Item]]]]]:
+    """Things with what describes them, as many together as have `BLOCK` items."""
+    block: list[tuple[Thing, Sequence[tuple[Subject, Item]]]] = []
+    held = 0
+    for thing in things:
+        block.append((thing, describe(thing)))
+        held += len(block[-1][1])
+        if held >= BLOCK:
+            yield block
+            block, held = [], 0
+    if block:
+        yield block
 
 
 def with_threshold(judge: Thresholded, threshold: float | None) -> Thresholded:

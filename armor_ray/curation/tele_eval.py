@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from armor_ray.config import CurationConfig
 from armor_ray.corpus.chunking import Chunker
-from armor_ray.corpus.records import Corpus, Document, QAPair
+from armor_ray.corpus.records import Corpus, Document, Documents, QAPair
 from armor_ray.curation.curated import NO_SUPPORT, CuratedPair, Dropped, Passage, passages_of
 from armor_ray.curation.files import CuratedFiles
 from armor_ray.curation.judging import Judging, Subject, with_threshold
@@ -21,6 +21,8 @@ from armor_ray.judges.verdicts import Verdict
 def curate(corpus: Corpus, chunker: Chunker, domain: Domain, settings: CurationConfig, judging: Judging, files: CuratedFiles) -> None:
     """Filters, then aligns. The corpus that remains is the source documents of the kept questions.
 
+    Held are the questions; documents go through one by one, with all that is asked about them.
+
     Args:
         corpus: a question's evidence in it is not used, only its document.
         chunker: the one that `prepare` will cut with.
@@ -31,13 +33,12 @@ def curate(corpus: Corpus, chunker: Chunker, domain: Domain, settings: CurationC
     """
     pairs, repeated = judgeable(corpus.pairs)
     files.drop(repeated)
-    kept = _filter(pairs, domain, settings, judging, files)
-    wanted = {curated.pair.doc_id for curated in kept}
-    documents = {document.doc_id: replace(document, domain=domain.name) for document in corpus.documents if document.doc_id in wanted}
-    supporting = {curated.pair.doc_id for curated in _align(kept, documents, chunker, settings, judging, files)}
-    for name, document in documents.items():
-        if name in supporting:
-            files.add_document(document)
+    asked: dict[str, list[CuratedPair]] = {}
+    for curated in _filter(pairs, domain, settings, judging, files):
+        asked.setdefault(curated.pair.doc_id, []).append(curated)
+    for document, has_gold in _align(asked, corpus.documents, chunker, settings, judging, files):
+        if has_gold:
+            files.add_document(replace(document, domain=domain.name))
 
 
 def _filter(pairs: list[QAPair], domain: Domain, settings: CurationConfig, judging: Judging, files: CuratedFiles) -> list[CuratedPair]:
@@ -66,32 +67,46 @@ class _Candidate:
 
 
 def _align(
-    questions: list[CuratedPair],
-    documents: Mapping[str, Document],
+    asked: Mapping[str, list[CuratedPair]],
+    documents: Documents,
     chunker: Chunker,
     settings: CurationConfig,
     judging: Judging,
     files: CuratedFiles,
-) -> list[CuratedPair]:
-    """Every passage of a question's document is scored; the best are its gold passages. The questions that have any, written down."""
+) -> Iterator[tuple[Document, bool]]:
+    """Every passage of a question's document is scored; the best are its gold passages. The documents asked about, and whether any question
+    about them has gold passages; these questions are written down.
+    """
     judge = ChunkAlignment(positives=settings.positives)
-    passages = {name: passages_of(document, chunker) for name, document in documents.items()}
-    candidates = [_Candidate(curated, passage) for curated in questions for passage in passages[curated.pair.doc_id]]
-    verdicts = judging.run(judge, [candidate.subject for candidate in candidates], [candidate.item for candidate in candidates])
-    of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in questions}
-    for candidate, verdict in zip(candidates, verdicts, strict=True):
-        of_question[candidate.question.pair.example_id].append((candidate.passage, verdict))
-    aligned = []
-    for curated in questions:
-        found = of_question[curated.pair.example_id]
-        gold = [(passage.span, verdict.scores["support"]) for passage, verdict in found if verdict.keep]
-        if gold:
-            spans, support = zip(*gold, strict=True)
-            aligned.append(CuratedPair(replace(curated.pair, spans=spans, positive_ids=()), curated.scores, support))
-            files.add_pair(aligned[-1])
-        else:
-            files.drop([_unsupported(curated, [verdict for _, verdict in found], judge.name)])
-    return aligned
+
+    def candidates(document: Document) -> list[_Candidate]:
+        passages = passages_of(document, chunker)
+        return [_Candidate(curated, passage) for curated in asked[document.doc_id] for passage in passages]
+
+    def wanted() -> Iterator[Document]:
+        return (document for document in documents if document.doc_id in asked)
+
+    def describe(document: Document) -> list[tuple[Subject, CandidateChunk]]:
+        return [(candidate.subject, candidate.item) for candidate in candidates(document)]
+
+    total = sum(len(asked[document.doc_id]) * len(passages_of(document, chunker)) for document in wanted())
+    for document, verdicts in judging.each_group(judge, wanted(), total, describe):
+        of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in asked[document.doc_id]}
+        for candidate, verdict in zip(candidates(document), verdicts, strict=True):
+            of_question[candidate.question.pair.example_id].append((candidate.passage, verdict))
+        kept = [_keep(curated, of_question[curated.pair.example_id], judge.name, files) for curated in asked[document.doc_id]]
+        yield document, any(kept)
+
+
+def _keep(curated: CuratedPair, found: Sequence[tuple[Passage, Verdict]], step: str, files: CuratedFiles) -> bool:
+    """Writes a question down with its gold passages, or what became of it; whether it has any."""
+    gold = [(passage.span, verdict.scores["support"]) for passage, verdict in found if verdict.keep]
+    if not gold:
+        files.drop([_unsupported(curated, [verdict for _, verdict in found], step)])
+        return False
+    spans, support = zip(*gold, strict=True)
+    files.add_pair(CuratedPair(replace(curated.pair, spans=spans, positive_ids=()), curated.scores, support))
+    return True
 
 
 def _unsupported(curated: CuratedPair, verdicts: Sequence[Verdict], step: str) -> Dropped:

@@ -206,6 +206,18 @@ def test_killed_at_random_moments_it_resumes_to_the_identical_data_set(server, s
     assert len(server.bodies) - needed <= needed + 4 * kills
 
 
+def test_documents_that_go_through_in_blocks_give_the_same_data_set(server, source, tmp_path, monkeypatch):
+    whole, _ = run(config(tmp_path, source, server.url, "whole"))
+    asked = len(server.bodies)
+    monkeypatch.setattr(judging, "BLOCK", 3)  # fewer than the passages of one question
+    blocks, _ = run(config(tmp_path, source, server.url, "blocks"))
+    texts = [name for name in FILES if name.endswith(".jsonl")]
+    assert [lines(blocks, name) for name in texts] == [lines(whole, name) for name in texts]
+    verdicts = [pq.read_table(workspace.local("curated") / "verdicts.parquet") for workspace in (blocks, whole)]
+    assert verdicts[0] == verdicts[1]  # in other row groups
+    assert len(server.bodies) == 2 * asked
+
+
 def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(server, source, tmp_path):
     prices = {"prompt_price": 100.0, "completion_price": 1000.0}  # 0.02 a reply as the server bills it
     with pytest.raises(ArmorError, match=r"judge.budget: the budget is spent: \d+ of 24 items of qa_domain are left; raise it and rerun"):
