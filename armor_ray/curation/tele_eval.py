@@ -79,20 +79,19 @@ def _align(
     """
     judge = ChunkAlignment(positives=settings.positives)
 
-    def candidates(document: Document) -> list[_Candidate]:
-        passages = passages_of(document, chunker)
-        return [_Candidate(curated, passage) for curated in asked[document.doc_id] for passage in passages]
+    def candidates() -> Iterator[tuple[Document, list[_Candidate]]]:
+        for document in documents:
+            if document.doc_id in asked:
+                passages = passages_of(document, chunker)
+                yield document, [_Candidate(curated, passage) for curated in asked[document.doc_id] for passage in passages]
 
-    def wanted() -> Iterator[Document]:
-        return (document for document in documents if document.doc_id in asked)
+    def describe(thing: tuple[Document, list[_Candidate]]) -> list[tuple[Subject, CandidateChunk]]:
+        return [(candidate.subject, candidate.item) for candidate in thing[1]]
 
-    def describe(document: Document) -> list[tuple[Subject, CandidateChunk]]:
-        return [(candidate.subject, candidate.item) for candidate in candidates(document)]
-
-    total = sum(len(asked[document.doc_id]) * len(passages_of(document, chunker)) for document in wanted())
-    for document, verdicts in judging.each_group(judge, wanted(), total, describe):
+    total = sum(len(found) for _, found in candidates())  # cut twice, so that progress and what a spent budget leaves are known
+    for (document, found), verdicts in judging.each_group(judge, candidates(), total, describe):
         of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in asked[document.doc_id]}
-        for candidate, verdict in zip(candidates(document), verdicts, strict=True):
+        for candidate, verdict in zip(found, verdicts, strict=True):
             of_question[candidate.question.pair.example_id].append((candidate.passage, verdict))
         kept = [_keep(curated, of_question[curated.pair.example_id], judge.name, files) for curated in asked[document.doc_id]]
         yield document, any(kept)
