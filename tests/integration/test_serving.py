@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -570,31 +570,44 @@ def test_encoders_are_swapped_through_user_config_under_load_without_a_failed_or
 def test_a_new_version_of_the_application_takes_over_without_a_lost_request(server: Server, served: Served, config: dict[str, Any]) -> None:
     """The old replica answers what it holds; what comes meanwhile waits for the new one, or is told to come again."""
     [old] = server.replicas("app0:retriever")
-    stop = threading.Event()
+    with _under_load(server, served) as statuses:
+        config["applications"][0]["args"]["max_queries"] = 3
+        server.deploy(config)
+        _wait_for_limit(server, 3)
+    assert set(statuses) <= {200, 503}
+    assert statuses[200] > 4
+    old.wait(60)  # it may still be on its way out
 
-    def load(i: int) -> Counter[int]:
-        statuses: Counter[int] = Counter()
+
+@contextmanager
+def _under_load(server: Server, served: Served) -> Iterator[Counter[int]]:
+    """Four clients ask all the while and check every answer; afterwards, how often they got which status."""
+    stop = threading.Event()
+    statuses: Counter[int] = Counter()
+
+    def ask(i: int) -> Counter[int]:
+        seen: Counter[int] = Counter()
         with httpx.Client(timeout=120) as client:
             while not stop.is_set():
                 answer = client.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[i]})
-                statuses[answer.status_code] += 1
-                if answer.status_code == 200:
-                    rows = [passage["passage_id"] for passage in answer.json()["results"][0]["passages"]]
+                seen[answer.status_code] += 1
+                if answer.status_code == 503:
+                    assert answer.headers["retry-after"]
+                    assert answer.json()["error"]["type"] == "overloaded"
+                    time.sleep(0.1)
+                else:
+                    rows = [passage["passage_id"] for passage in answer.raise_for_status().json()["results"][0]["passages"]]
                     assert rows == served.top(QUESTIONS[i], 5)[0]
-        return statuses
+        return seen
 
     with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(load, i) for i in range(4)]
+        clients = [pool.submit(ask, i) for i in range(4)]
         try:
-            config["applications"][0]["args"]["max_queries"] = 3
-            server.deploy(config)
-            _wait_for_limit(server, 3)
+            yield statuses
         finally:
             stop.set()
-        statuses = sum((client.result() for client in clients), Counter())
-    assert set(statuses) <= {200, 503}
-    assert statuses[200] > 4
-    assert old not in server.replicas("app0:retriever")
+        for client in clients:
+            statuses.update(client.result())
 
 
 def _wait_for_limit(server: Server, max_queries: int) -> None:
@@ -615,39 +628,17 @@ def _wait_until_answered_by(server: Server, name: str) -> None:
 
 
 def test_a_replica_killed_under_load_costs_no_request_and_no_answer_is_wrong(server: Server, served: Served) -> None:
-    stop = threading.Event()
-
-    def load(i: int) -> Counter[int]:
-        statuses: Counter[int] = Counter()
-        with httpx.Client(timeout=120) as client:
-            while not stop.is_set():
-                answer = client.post(f"{server.url}/v1/retrieve", json={"query": QUESTIONS[i]})
-                statuses[answer.status_code] += 1
-                if answer.status_code == 503:
-                    assert answer.headers["retry-after"]
-                    assert answer.json()["error"]["type"] == "overloaded"
-                    time.sleep(0.1)
-                else:
-                    rows = [passage["passage_id"] for passage in answer.raise_for_status().json()["results"][0]["passages"]]
-                    assert rows == served.top(QUESTIONS[i], 5)[0]
-        return statuses
-
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(load, i) for i in range(4)]
-        try:
-            killed: set[int] = set()
-            for _ in range(2):
-                victim = _next_replica(server, killed)
-                time.sleep(1)
-                victim.suspend()  # so that it holds requests when it dies
-                time.sleep(0.5)
-                victim.kill()
-                killed.add(victim.pid)
-            _next_replica(server, killed)
+    with _under_load(server, served) as statuses:
+        killed: set[int] = set()
+        for _ in range(2):
+            victim = _next_replica(server, killed)
             time.sleep(1)
-        finally:
-            stop.set()
-        statuses = sum((client.result() for client in clients), Counter())
+            victim.suspend()  # so that it holds requests when it dies
+            time.sleep(0.5)
+            victim.kill()
+            killed.add(victim.pid)
+        _next_replica(server, killed)
+        time.sleep(1)
     assert set(statuses) == {200, 503}  # 503: what the replicas held
 
 

@@ -122,11 +122,11 @@ def test_swaps_under_load_are_checked_by_the_encoder_that_each_answer_names(monk
     for name, value in (("SWAPS", 3), ("_POLL_SECONDS", 0.005)):
         monkeypatch.setattr(faults, name, value)
     scores = {name: np.random.default_rng(seed).random((2, 9)).astype(np.float32) for seed, name in enumerate(("a", "b"))}
-    serving, killed, asked = "a", 0, 0
+    serving, killed, asked, due = "a", 0, 0, 0
 
     def deploy(user_config: dict[str, str]) -> None:
-        nonlocal serving
-        serving = user_config["retriever"]
+        nonlocal serving, due
+        serving, due = user_config["retriever"], asked + 5
 
     def kill() -> None:
         nonlocal killed
@@ -142,7 +142,8 @@ def test_swaps_under_load_are_checked_by_the_encoder_that_each_answer_names(monk
         return web.json_response({"encoder": f"{serving}@1", "results": [{"passages": [{"passage_id": int(row)} for row in ranked]}]})
 
     async def info(request: web.Request) -> web.Response:
-        return web.json_response({"encoder": f"{serving}@1"})
+        # Not before some questions were asked of it, however busy the machine is.
+        return web.json_response({"encoder": f"{serving}@1" if asked >= due else "earlier@1"})
 
     async def both() -> tuple[faults.Checked, faults.Checked]:
         app = web.Application()
