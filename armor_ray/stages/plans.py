@@ -66,9 +66,8 @@ def curate(context: Context) -> list[Plan]:
 def prepare(context: Context) -> list[Plan]:
     """Both come out of one pass over the data files; where these lie does not matter."""
     data = context.config.data
-    # Settings younger than the first workspaces count only where they are not at their defaults: those workspaces stay valid.
-    at_default = {name for name in ("chunking", "deduplicate", "duplicate_similarity") if _is_default(data, name)}
-    config = data.model_dump(exclude={"name", "path", *at_default})
+    young = _at_default(data, "chunking", "deduplicate", "duplicate_similarity")
+    config = data.model_dump(exclude={"name", "path", *young})
     inputs = _data_inputs(context) if context.config.curation is None else context.inputs(ARTIFACT)
     return [Plan(name, "prepare", {"data": config, "seed": context.config.seed}, inputs) for name in ("passages", "examples")]
 
@@ -86,8 +85,11 @@ def _data_inputs(context: Context) -> dict[str, str]:
     return inputs
 
 
-def _is_default(section: BaseModel, name: str) -> bool:
-    return getattr(section, name) == type(section).model_fields[name].get_default(call_default_factory=True)
+def _at_default(section: BaseModel, *names: str) -> set[str]:
+    """Those of the settings that are at their defaults. Settings younger than the first workspaces are left out of plans there: these
+    workspaces stay valid.
+    """
+    return {name for name in names if getattr(section, name) == type(section).model_fields[name].get_default(call_default_factory=True)}
 
 
 def embed(context: Context) -> list[Plan]:
@@ -99,8 +101,7 @@ def index(context: Context) -> list[Plan]:
 
 
 def _index_settings(config: Config) -> dict[str, Any]:
-    # Younger than the first workspaces, as above.
-    return config.index.model_dump(exclude={"hnsw_ef_search"} if _is_default(config.index, "hnsw_ef_search") else set())
+    return config.index.model_dump(exclude=_at_default(config.index, "hnsw_ef_search"))
 
 
 def candidates(context: Context) -> list[Plan]:
@@ -267,8 +268,7 @@ def evaluate(context: Context) -> list[Plan]:
     inputs += [name for name in ("latency", "transfer") if name in context.fingerprints]
     inputs += ["pair_utilities", "rewards", "negatives"] if needs_rewards(config) else []
     inputs += [method.artifact for method in answered_methods(config)]
-    unread = {name for name in ("hard_pool", "utility_questions") if _is_default(config.evaluation, name)}
-    unread |= {"latency_questions", "transfer_to"}
+    unread = {"latency_questions", "transfer_to", *_at_default(config.evaluation, "hard_pool", "utility_questions")}
     settings = {
         "evaluation": config.evaluation.model_dump(exclude=unread),
         "dataset": config.data.name,
