@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 
 from armor_ray.config import CurationConfig
 from armor_ray.corpus.chunking import Chunker
@@ -49,23 +50,6 @@ def _filter(pairs: list[QAPair], domain: Domain, settings: CurationConfig, judgi
     return [CuratedPair(replace(pair, domain=domain.name), verdict.scores) for pair, verdict in passed(pairs, verdicts)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A passage of a question's document."""
-
-    question: CuratedPair
-    passage: Passage
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(self.question.pair.example_id, self.passage.start, self.passage.end)
-
-    @property
-    def item(self) -> CandidateChunk:
-        pair = self.question.pair
-        return CandidateChunk(pair.example_id, pair.question, all_answers(pair), self.passage.text)
-
-
 def _align(
     asked: Mapping[str, list[CuratedPair]],
     documents: Documents,
@@ -79,22 +63,29 @@ def _align(
     """
     judge = ChunkAlignment(positives=settings.positives)
 
-    def candidates() -> Iterator[tuple[Document, list[_Candidate]]]:
-        for document in documents:
-            if document.doc_id in asked:
-                passages = passages_of(document, chunker)
-                yield document, [_Candidate(curated, passage) for curated in asked[document.doc_id] for passage in passages]
+    def cut() -> Iterator[tuple[Document, list[Passage]]]:
+        return ((document, passages_of(document, chunker)) for document in documents if document.doc_id in asked)
 
-    def describe(thing: tuple[Document, list[_Candidate]]) -> list[tuple[Subject, CandidateChunk]]:
-        return [(candidate.subject, candidate.item) for candidate in thing[1]]
+    def describe(thing: tuple[Document, list[Passage]]) -> list[tuple[Subject, CandidateChunk]]:
+        document, passages = thing
+        return [_candidate(curated, passage) for curated in asked[document.doc_id] for passage in passages]
 
-    total = sum(len(found) for _, found in candidates())  # cut twice, so that progress and what a spent budget leaves are known
-    for (document, found), verdicts in judging.each_group(judge, candidates(), total, describe):
-        of_question: dict[str, list[tuple[Passage, Verdict]]] = {curated.pair.example_id: [] for curated in asked[document.doc_id]}
-        for candidate, verdict in zip(found, verdicts, strict=True):
-            of_question[candidate.question.pair.example_id].append((candidate.passage, verdict))
-        kept = [_keep(curated, of_question[curated.pair.example_id], judge.name, files) for curated in asked[document.doc_id]]
+    # Cut twice, so that progress and what a spent budget leaves are known.
+    total = sum(len(asked[document.doc_id]) * len(passages) for document, passages in cut())
+    for (document, passages), verdicts in judging.each_group(judge, cut(), total, describe):
+        remaining = iter(verdicts)
+        kept = [
+            _keep(curated, list(zip(passages, islice(remaining, len(passages)), strict=True)), judge.name, files)
+            for curated in asked[document.doc_id]
+        ]
         yield document, any(kept)
+
+
+def _candidate(curated: CuratedPair, passage: Passage) -> tuple[Subject, CandidateChunk]:
+    """A passage of a question's document, as it is judged."""
+    pair = curated.pair
+    subject = Subject(pair.example_id, passage.start, passage.end)
+    return subject, CandidateChunk(pair.example_id, pair.question, all_answers(pair), passage.text)
 
 
 def _keep(curated: CuratedPair, found: Sequence[tuple[Passage, Verdict]], step: str, files: CuratedFiles) -> bool:
