@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import openai
@@ -682,6 +683,27 @@ def test_no_passage_and_no_question_reaches_the_log(server: Server) -> None:
     assert any("app0" in log for log in logs)  # the replicas' own are among them
     texts = passage_table().column("text").to_pylist()
     assert not [text for text in ["zebracrossing", *QUESTIONS, *texts] for log in logs if text in log]
+
+
+def test_beyond_loopback_nothing_is_open_but_rays_own_ports_and_these_ask_for_its_token(server: Server) -> None:
+    [proxy] = processes_below(server.pid, "ProxyActor")
+    port = int(server.url.rsplit(":", 1)[1])
+    assert {address for address, listening in _listening(proxy) if listening == port} == {"127.0.0.1"}
+    [replica] = server.replicas("app0:retriever")
+    codes = Counter(_call(port) for address, port in _listening(replica) if address != "127.0.0.1")
+    # Serve's port between replicas, which would unpickle what it is sent, and the worker's of Ray, which knows no such call.
+    assert codes == {grpc.StatusCode.UNAUTHENTICATED: 1, grpc.StatusCode.UNIMPLEMENTED: 1}
+
+
+def _listening(process: psutil.Process) -> list[tuple[str, int]]:
+    return [(each.laddr.ip, each.laddr.port) for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+
+def _call(port: int) -> grpc.StatusCode:
+    """What a replica's call between deployments answers to a stranger."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=10)
+    return refused.value.code()
 
 
 def test_the_page_and_its_files_come_through_the_proxy(server: Server) -> None:
