@@ -7,7 +7,6 @@ library's exceptions, which hold the request, never leave this module.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -20,19 +19,16 @@ from armor_ray.errors import ArmorError
 from armor_ray.judges.dialect import Dialect
 from armor_ray.judges.failures import ChatError, Failure
 from armor_ray.judges.request import ChatRequest, Reply, estimate_tokens
+from armor_ray.models.api_key import OPENAI_URL, ApiKey
 
 _CLASSES = {408: Failure.TIMEOUT, 409: Failure.CONFLICT, 429: Failure.RATE_LIMIT}
 _NOT_IMPLEMENTED = 501
-# Named here so that OPENAI_BASE_URL, which no config or manifest shows, does not redirect the key.
-_OPENAI_URL = "https://api.openai.com/v1"
 _COMPLAINT_CHARACTERS = 300
-# Local servers usually take any key, but the client library refuses to start without one.
-_NO_KEY = "none"
 
 
 def has_endpoint(config: JudgeConfig) -> bool:
     """Whether the config and the environment together name something that can judge: a model, and a base URL or a key."""
-    return config.model is not None and (config.base_url is not None or bool(os.environ.get(config.key_variable, "").strip()))
+    return config.model is not None and (config.base_url is not None or not ApiKey.read(config.key_variable).missing)
 
 
 class Endpoint:
@@ -49,7 +45,7 @@ class Endpoint:
         self._key_variable = config.key_variable
         self._key = _read_key(config)
         # Its own retries are off: they would be invisible to accounts, budget and rate limits.
-        self._client = openai.AsyncOpenAI(api_key=self._key, base_url=config.base_url or _OPENAI_URL, max_retries=0)
+        self._client = openai.AsyncOpenAI(api_key=self._key.value, base_url=config.base_url or OPENAI_URL, max_retries=0)
         self.url = str(self._client.base_url)
 
     async def send(self, request: ChatRequest, dialect: Dialect) -> Reply:
@@ -83,7 +79,7 @@ class Endpoint:
         if status in {401, 403}:
             # The body often repeats (part of) the key; it tells nothing more.
             return ArmorError(f"the endpoint refused the key (HTTP {status})", where=self.url, hint=f"check {self._key_variable}")
-        complaint = self._redact(" ".join(f"{error.message} {error.param or ''}".split()))[:_COMPLAINT_CHARACTERS]
+        complaint = self._key.redact(" ".join(f"{error.message} {error.param or ''}".split()))[:_COMPLAINT_CHARACTERS]
         if status == 404:
             return ArmorError(
                 f"the endpoint knows no model '{self.model}' ({complaint})", where=self.url, hint="check judge.model, base_url"
@@ -108,23 +104,18 @@ class Endpoint:
             finish_reason = "content_filter"
         prompt, written = _usage(completion)
         return Reply(
-            text=self._redact(text),
+            text=self._key.redact(text),
             finish_reason=finish_reason if isinstance(finish_reason, str) else None,
             prompt_tokens=request.estimated_prompt_tokens if prompt is None else prompt,
             completion_tokens=estimate_tokens([{"content": text}]) if written is None else written,
         )
 
-    def _redact(self, text: str) -> str:
-        return text if self._key == _NO_KEY else text.replace(self._key, "[key]")
 
-
-def _read_key(config: JudgeConfig) -> str:
-    key = os.environ.get(config.key_variable, "").strip()
-    if not key and config.base_url is None:
+def _read_key(config: JudgeConfig) -> ApiKey:
+    key = ApiKey.read(config.key_variable)
+    if key.missing and config.base_url is None:
         raise ArmorError(f"{config.key_variable} is not set", where="judge", hint="set it, or set judge.base_url")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ArmorError("holds characters that no key has", where=config.key_variable, hint="set it again without quotes or line breaks")
-    return key or _NO_KEY
+    return key
 
 
 def _usage(completion: Any) -> tuple[int | None, int | None]:

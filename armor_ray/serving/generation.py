@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
@@ -14,6 +13,7 @@ import openai
 from openai.types.chat import ChatCompletionMessageParam
 from starlette.exceptions import HTTPException
 
+from armor_ray.models.api_key import ApiKey
 from armor_ray.serving.arguments import GeneratorArguments
 from armor_ray.serving.schemas import Passage
 
@@ -29,13 +29,16 @@ _INSTRUCTION = (
 
 
 class Generator:
-    """Asks the endpoint; failures of the endpoint become HTTP errors of ours that repeat nothing it said."""
+    """Asks the endpoint; failures of the endpoint become HTTP errors of ours that repeat nothing it said.
+
+    Raises:
+        ArmorError: a key that no HTTP header can hold.
+    """
 
     def __init__(self, arguments: GeneratorArguments) -> None:
         self._arguments = arguments
-        # Local endpoints ask for no key, but the client insists on one.
-        key = os.environ.get(arguments.api_key_env) or "none"
-        self._client = openai.AsyncOpenAI(base_url=arguments.base_url, api_key=key, timeout=arguments.timeout_seconds, max_retries=0)
+        key = ApiKey.read(arguments.api_key_env)
+        self._client = openai.AsyncOpenAI(base_url=arguments.base_url, api_key=key.value, timeout=arguments.timeout_seconds, max_retries=0)
         self._running = 0
 
     @property

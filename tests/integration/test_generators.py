@@ -237,12 +237,13 @@ def test_vllm_agrees_with_hf(hf):
 
 
 class Server(HTTPServer):
-    """Remembers what it was asked; answers with each status of `statuses` once, then with 200."""
+    """Remembers what it was asked; answers with each status of `statuses` once, then with 200, and with `body` where that is set."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Endpoint)
         self.bodies: list[tuple[str, str | None, dict]] = []
         self.statuses: list[int] = []
+        self.body: str | None = None
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -261,6 +262,7 @@ class Endpoint(BaseHTTPRequestHandler):
         if status != 200:
             payload = {"error": {"message": f"bad key {self.headers['Authorization']}"}}
         data = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", **payload}).encode()
+        data = self.server.body.encode() if self.server.body is not None else data
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -297,9 +299,10 @@ def test_openai_generates_in_order_and_retries(endpoint):
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0, 12)
 
 
-def test_openai_refusal_is_one_line_without_the_key(endpoint):
-    endpoint.statuses = [401] * 9
-    with pytest.raises(ArmorError, match="HTTP 401") as raised:
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_openai_refusal_is_one_line_without_the_key(endpoint, status):
+    endpoint.statuses = [status] * 9
+    with pytest.raises(ArmorError, match=f"HTTP {status}") as raised:
         load_generator(openai_config(endpoint)).generate([GenerationRequest("why?", ())])
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -310,6 +313,22 @@ def test_openai_unreachable_endpoint_is_named(endpoint, monkeypatch):
     generator = load_generator(config(engine="openai", model="m", base_url="http://127.0.0.1:9/v1"))
     with pytest.raises(ArmorError, match=r"127\.0\.0\.1:9.*cannot be reached"):
         generator.generate([GenerationRequest("why?", ())])
+
+
+@pytest.mark.parametrize(
+    "body", ["<p>busy</p>", "{}", '{"choices": []}', '{"choices": [{}]}', '{"choices": [{"message": {"content": 7}}]}', '{"choices": 3}']
+)
+def test_what_is_no_chat_completion_is_an_error_and_not_an_empty_answer(endpoint, body):
+    endpoint.body = body
+    with pytest.raises(ArmorError, match="not a chat completion"):
+        load_generator(openai_config(endpoint)).generate([GenerationRequest("why?", ())])
+
+
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(endpoint, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "two words")
+    with pytest.raises(ArmorError, match="OPENAI_API_KEY") as raised:
+        load_generator(openai_config(endpoint))
+    assert "two words" not in str(raised.value)
 
 
 def test_openai_cannot_score(endpoint):
