@@ -51,7 +51,9 @@ Row = dict[str, Any]
 
 def _gate(workspace: Workspace, split: str, top_k: int, margin: float) -> list[Row]:
     pools = read_parquet(workspace.local("candidates") / f"{split}.parquet", "candidates")
-    rewards = load_rewards(workspace, split)["reward"].to_numpy()
+    table = load_rewards(workspace, split)
+    rewards = table["reward"].to_numpy()
+    assert table["passage_id"].to_pylist() == [passage for pool in pools["passage_ids"].to_pylist() for passage in pool]
     rows, start = [], 0
     columns = (pools[name].to_pylist() for name in ("example_id", "passage_ids", "is_positive"))
     for example, passages, flags in zip(*columns, strict=True):
