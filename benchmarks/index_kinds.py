@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import faiss
 import numpy as np
@@ -27,6 +27,8 @@ from benchmarks.measure import timed
 Kind = Literal["flat", "ivf", "hnsw"]
 KINDS: tuple[Kind, ...] = ("flat", "ivf", "hnsw")
 K = 10
+# Of an HNSW index: what it was built with, then wider (vectors that a search keeps in sight).
+_WIDER = (512, 2048)
 _BLOCK = 65536
 # Length of the noise beside the unit vector: a made vector's cosine to its real one is 1/√(1 + 0.5²) ≈ 0.89, about that of passages of one
 # document.
@@ -55,7 +57,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A line of the table; sizes in MB, times as named."""
+    """A line of the table; sizes in MB, times as named.
+
+    Attributes:
+        kind: of an index that is searched more than once with the width of the search behind it.
+    """
 
     kind: str
     vectors: int
@@ -70,7 +76,7 @@ class Measured:
 
 
 def measure(real: np.ndarray, queries: np.ndarray, folder: Path, count: int, kinds: Sequence[Kind]) -> list[Measured]:
-    """Builds, opens and searches every kind; recall@10 is against exact search.
+    """Builds, opens and searches every kind, HNSW at several widths; recall@10 is against exact search.
 
     Args:
         real: [C, D] unit vectors of real passages.
@@ -81,7 +87,7 @@ def measure(real: np.ndarray, queries: np.ndarray, folder: Path, count: int, kin
     vectors = made_vectors(real, count, folder / "vectors.npy")
     np.save(folder / "queries.npy", queries)
     exact = _exact(vectors, queries)
-    return [_measure(kind, vectors, exact, folder) for kind in kinds]
+    return [line for kind in kinds for line in _measure(kind, vectors, exact, folder)]
 
 
 def made_vectors(real: np.ndarray, count: int, path: Path, seed: int = 0) -> np.ndarray:
@@ -101,20 +107,25 @@ def _exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return faiss.knn(queries, np.asarray(vectors), K, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
-def _measure(kind: Kind, vectors: np.ndarray, exact: np.ndarray, folder: Path) -> Measured:
+def _measure(kind: Kind, vectors: np.ndarray, exact: np.ndarray, folder: Path) -> list[Measured]:
     home = folder / kind
     home.mkdir()
-    cost, index = timed(lambda: build_index(vectors, IndexConfig(kind=kind)))
+    config = IndexConfig(kind=kind)
+    cost, index = timed(lambda: build_index(vectors, config))
     save_index(index, home, {"encoder": _ENCODER})
     del index
-    command = [sys.executable, "-m", "benchmarks.index_kinds", str(home), str(folder / "queries.npy")]
-    opened = Opened(**json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    widths = (config.hnsw_ef_search, *_WIDER) if kind == "hnsw" else (None,)
+    return [_line(kind, width, cost.cpu, home, exact, len(vectors)) for width in widths]
+
+
+def _line(kind: Kind, width: int | None, build_seconds: float, home: Path, exact: np.ndarray, vectors: int) -> Measured:
+    opened = _open_apart(home, width)
     found = [len(set(rows) & set(wanted)) for rows, wanted in zip(opened.rows, exact.tolist(), strict=True)]
     mega = 1e-6
     return Measured(
-        kind=kind,
-        vectors=len(vectors),
-        build_cpu_seconds=cost.cpu,
+        kind=kind if width is None else f"{kind} {width}",
+        vectors=vectors,
+        build_cpu_seconds=build_seconds,
         file_mb=(home / FILE).stat().st_size * mega,
         start_seconds=opened.start,
         private_mb=opened.private * mega,
@@ -125,13 +136,23 @@ def _measure(kind: Kind, vectors: np.ndarray, exact: np.ndarray, folder: Path) -
     )
 
 
-def open_and_search(home: Path, queries: np.ndarray) -> Opened:
-    """What the child process does."""
+def _open_apart(home: Path, width: int | None) -> Opened:
+    """`open_and_search` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.index_kinds", str(home), str(home.parent / "queries.npy")]
+    command += [] if width is None else [str(width)]
+    return Opened(**json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def open_and_search(home: Path, queries: np.ndarray, width: int | None = None) -> Opened:
+    """What the child process does; `width` is that of an HNSW search."""
     faiss.omp_set_num_threads(1)
     process = psutil.Process()
     before = process.memory_info()
     started = time.perf_counter()
     index = open_index(home, _ENCODER)
+    if width is not None:
+        graph: Any = faiss.downcast_index(index)
+        graph.hnsw.efSearch = width
     search(index, queries[:1], K)
     start = time.perf_counter() - started
     seconds, rows = [], []
@@ -147,4 +168,4 @@ def open_and_search(home: Path, queries: np.ndarray) -> Opened:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(open_and_search(Path(sys.argv[1]), np.load(sys.argv[2])))))
+    print(json.dumps(asdict(open_and_search(Path(sys.argv[1]), np.load(sys.argv[2]), *map(int, sys.argv[3:])))))

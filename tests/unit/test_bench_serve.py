@@ -104,6 +104,17 @@ def test_made_vectors_lie_around_real_ones_and_an_opened_index_finds_them(tmp_pa
     assert [rows[0] for rows in opened.rows] == list(range(7))
 
 
+def test_an_hnsw_index_is_searched_at_wider_widths_too_and_finds_more(tmp_path: Path):
+    random = np.random.default_rng(1)
+    real, queries = (random.standard_normal((count, 16)).astype(np.float32) for count in (4, 20))
+    real /= np.linalg.norm(real, axis=1, keepdims=True)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    narrow, *wider = index_kinds.measure(real, queries, tmp_path, 20000, ["hnsw"])
+    assert [line.kind for line in (narrow, *wider)] == ["hnsw 128", "hnsw 512", "hnsw 2048"]
+    assert narrow.recall < wider[0].recall <= wider[1].recall <= 1
+    assert {line.vectors for line in wider} == {20000}
+
+
 def test_an_answer_is_right_when_its_passages_score_best_whatever_the_order_of_equal_ones():
     scores = np.array([0.1, 0.9, 0.5, 0.5, 0.7, 0.6, 0.5, 0.2], np.float32)
 
