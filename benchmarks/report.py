@@ -104,7 +104,8 @@ def draw(path: Path, rows: Sequence[Row], conditions: str) -> Path:
     values = [value for row in rows for value in (row.ratio, row.target, 1.0)]
     axis.set_xscale("log")
     axis.set_xlim(min(values) / 1.5, max(values) * 5)
-    axis.set_xlabel("ratio; black: its target, the arrow to the allowed side; green met, red missed", fontsize=9)
+    # Under the whole figure: the axis has no room for it beside labels as long as these.
+    figure.supxlabel("ratio; black: its target, the arrow to the allowed side; green met, red missed", fontsize=9)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(axis="x", color="#DDDDDD", linewidth=0.7)
