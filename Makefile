@@ -52,7 +52,7 @@ audit:  ## Look the pinned packages up in PyPI's list of known faults (needs pyp
 	sed 's/+cpu$$//' constraints.txt > $(AUDIT)/pinned.txt
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r $(AUDIT)/pinned.txt
 
-eval: $(VENV)/.cpu  ## Evaluate every recipe on TeleQuAD and TeleQnA (DATA=../shared/data; about two hours; resumes).
+eval: $(VENV)/.cpu  ## Evaluate every recipe on TeleQuAD and TeleQnA (DATA=../shared/data; over two hours; resumes).
 	@test -d "$(DATA)" || { echo "make eval: DATA=FOLDER with telequad/ and teleqna/ is needed" >&2; exit 2; }
 	$(BIN)/armor-ray run --config jobs/configs/telequad.yaml --set 'data.path=$(DATA)/telequad' $(ARGS)
 	$(BIN)/armor-ray run --config jobs/configs/teleqna.yaml --set 'data.path=$(DATA)/teleqna' $(ARGS)
