@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from armor_ray.corpus.schemas import NEGATIVES, validate_table
@@ -53,7 +54,7 @@ def _gate(workspace: Workspace, split: str, top_k: int, margin: float) -> list[R
     pools = read_parquet(workspace.local("candidates") / f"{split}.parquet", "candidates")
     table = load_rewards(workspace, split)
     rewards = table["reward"].to_numpy()
-    assert table["passage_id"].to_pylist() == [passage for pool in pools["passage_ids"].to_pylist() for passage in pool]
+    assert pc.list_flatten(pools["passage_ids"]).equals(table["passage_id"])
     rows, start = [], 0
     columns = (pools[name].to_pylist() for name in ("example_id", "passage_ids", "is_positive"))
     for example, passages, flags in zip(*columns, strict=True):

@@ -85,21 +85,18 @@ class OpenAIGenerator:
         """The reply's choices, at least one."""
         # OpenAI's own models take only the newer name of this limit, older compatible servers only the older one.
         limit: Any = {"max_tokens" if self.config.base_url else "max_completion_tokens": self.config.max_new_tokens}
+        text = chat_text(request, self.config.context_characters)
         try:
-            reply = self.client.chat.completions.create(
-                model=self.config.model,
-                messages=[{"role": "user", "content": chat_text(request, self.config.context_characters)}],
-                **options,
-                **limit,
+            reply: Any = self.client.chat.completions.create(
+                model=self.config.model, messages=[{"role": "user", "content": text}], **options, **limit
             )
-            # The library does not validate what it parses: a proxy's error page comes back as a string, a wrong body as half a model.
-            if reply.choices and all(isinstance(choice.message.content, str | None) for choice in reply.choices):
-                return reply.choices
         except openai.OpenAIError as error:
             raise ArmorError(self._describe(error), where=str(self.client.base_url), hint=_CHECK) from None
-        except (AttributeError, TypeError, ValueError):
-            pass
-        raise ArmorError("the reply is not a chat completion", where=str(self.client.base_url), hint=_CHECK)
+        except ValueError:  # a body that is no JSON
+            reply = None
+        if not _is_completion(reply):
+            raise ArmorError("the reply is not a chat completion", where=str(self.client.base_url), hint=_CHECK)
+        return reply.choices
 
     def _describe(self, error: openai.OpenAIError) -> str:
         """One line without the key, which a server may repeat."""
@@ -109,6 +106,14 @@ class OpenAIGenerator:
             complaint = self._key.redact(" ".join(error.message.split()))[:_COMPLAINT_CHARACTERS]
             return f"the endpoint answered HTTP {error.status_code} ({complaint})"
         return f"the endpoint cannot be reached ({type(error).__name__})"
+
+
+def _is_completion(reply: Any) -> bool:
+    """Whether it holds choices; the library lets a proxy's error page through as a string, and a wrong body as half a model."""
+    try:
+        return bool(reply.choices) and all(isinstance(choice.message.content, str | None) for choice in reply.choices)
+    except (AttributeError, TypeError):
+        return False
 
 
 def _text(choice: Any) -> str:
