@@ -13,6 +13,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from armor_ray.serving.arguments import STALLED_SECONDS, ServingArguments
+from armor_ray.serving.routing import OwnRequestFirst
 from armor_ray.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def app(arguments: ServingArguments) -> Application:
         # What a replica refuses at start it refuses again.
         "max_constructor_retry_count": 1,
         "health_check_period_s": 2,
+        "request_router_config": {"request_router_class": OwnRequestFirst},
     }
     indexes = []
     if arguments.topology != "single":
