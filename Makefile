@@ -56,9 +56,10 @@ eval: $(VENV)/.cpu  ## Evaluate every recipe on TeleQuAD and TeleQnA (DATA=../sh
 	@test -d "$(DATA)" || { echo "make eval: DATA=FOLDER with telequad/ and teleqna/ is needed" >&2; exit 2; }
 	$(BIN)/armor-ray run --config jobs/configs/telequad.yaml --set 'data.path=$(DATA)/telequad' $(ARGS)
 	$(BIN)/armor-ray run --config jobs/configs/teleqna.yaml --set 'data.path=$(DATA)/teleqna' $(ARGS)
+	$(BIN)/armor-ray run --config jobs/configs/telequad_hybrid.yaml --set 'data.path=$(DATA)/telequad' $(ARGS)
 	$(BIN)/armor-ray run --config jobs/configs/telequad_uae.yaml --set 'data.path=$(DATA)/telequad' $(ARGS)
 	$(BIN)/armor-ray run --config jobs/configs/teleqna_uae.yaml --set 'data.path=$(DATA)/teleqna' $(ARGS)
-	@printf '%s\n' runs/tele{quad,qna}{,_uae}/reports/summary.json
+	@printf '%s\n' runs/tele{quad,qna}{,_uae}/reports/summary.json runs/telequad_hybrid/reports/summary.json
 
 bench: $(VENV)/.test  ## Measure the speed-ups against other ways to do the same work (DATA=../shared/data).
 	@test -d "$(DATA)" || { echo "make bench: DATA=FOLDER with telequad/ and teleqna/ is needed" >&2; exit 2; }

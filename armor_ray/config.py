@@ -207,6 +207,12 @@ class ObjectiveConfig(Section):
     multi_positive: Literal["mean", "best"] = Field("mean", description="Contrast each positive alone and average, or the best-scored.")
     weight_anchor: float = Field(0.0, ge=0, description="Weight of the mean squared distance to the base weights.")
     rank_distillation: float = Field(0.0, ge=0, description="Weight of KL(base ranking || adapted ranking) over the pool.")
+    lexical_weight: float = Field(
+        0.0,
+        ge=0,
+        description="μ of the scores that all losses read, s = cos + μ·b with b the passage's BM25 score scaled to [0, 1] over the corpus. "
+        "Above 0 the encoder learns what BM25 lacks: for retrievers served fused with BM25, at the cost of the encoder alone.",
+    )
 
     @model_validator(mode="before")
     @classmethod

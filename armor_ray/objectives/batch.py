@@ -27,6 +27,8 @@ class ObjectiveBatch:
         reward_BN: R of the reward model, None in recipes without one; anything, even NaN, where not `rewarded_BN`.
         rewarded_BN: pool entries that have a reward; None together with `reward_BN`.
         gated_BN: negatives that passed the utility gate; None together with `reward_BN`.
+        lexical_BN: BM25 of the pool's passages in [0, 1] (`objective.lexical_weight`); None where no loss reads it.
+        lexical_BP: BM25 of the in-batch passages; None together with `lexical_BN`.
     """
 
     query_BD: Tensor
@@ -42,6 +44,8 @@ class ObjectiveBatch:
     reward_BN: Tensor | None = None
     rewarded_BN: Tensor | None = None
     gated_BN: Tensor | None = None
+    lexical_BN: Tensor | None = None
+    lexical_BP: Tensor | None = None
 
     def __post_init__(self) -> None:
         # A mask of shape [B, 1] would broadcast silently.
@@ -50,7 +54,8 @@ class ObjectiveBatch:
         assert self.query_BD.shape == self.base_query_BD.shape == (num_questions, dim)
         for mask in (self.pool_valid_BN, self.positive_BN, self.negative_BN, self.log_likelihood_BN, self.scored_BN):
             assert mask.shape == (num_questions, num_pool)
-        for optional in (self.reward_BN, self.rewarded_BN, self.gated_BN):
+        assert self.lexical_BP is None or self.lexical_BP.shape == (num_questions, num_extra)
+        for optional in (self.reward_BN, self.rewarded_BN, self.gated_BN, self.lexical_BN):
             assert optional is None or optional.shape == (num_questions, num_pool)
         assert self.extra_PD.shape == (num_extra, dim)
         assert self.extra_negative_BP.shape == (num_questions, num_extra)

@@ -39,10 +39,12 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What terms read: the batch in at least fp32, current scores, settings and temperatures."""
+    """What terms read: the batch in at least fp32, current scores s = cos + μ·b (`objective.lexical_weight`), settings and temperatures."""
 
     batch: ObjectiveBatch
     scores_BN: Tensor
+    extra_scores_BP: Tensor
+    base_scores_BN: Tensor
     config: ObjectiveConfig
     top_k: int
     tau: Mapping[str, Tensor]
@@ -94,7 +96,7 @@ def infonce(step: _Step) -> _Term:
     if config.multi_positive == "best":
         positive_BN = top_mask(step.scores_BN, positive_BN, 1)
     retrieved_BN = step.picked_negatives_BN()
-    scores_BM = torch.cat([step.scores_BN, batch.query_BD @ batch.extra_PD.T], dim=-1)
+    scores_BM = torch.cat([step.scores_BN, step.extra_scores_BP], dim=-1)
     positive_BM = torch.cat([positive_BN, torch.zeros_like(batch.extra_negative_BP)], dim=-1)
     negative_BM = torch.cat([retrieved_BN, batch.extra_negative_BP], dim=-1)
     loss_B = losses.info_nce(scores_BM, positive_BM, negative_BM, step.tau["infonce"])
@@ -128,8 +130,7 @@ def query_distillation(step: _Step) -> _Term:
 def rank_distillation(step: _Step) -> _Term:
     """KL from the base ranking of the whole pool to the adapted one, at τ_r."""
     mask_BN = step.batch.pool_valid_BN
-    base_scores_BN = _pool_scores(step.batch.base_query_BD, step.batch.pool_BND)
-    loss_B = losses.rank_distillation(step.scores_BN, base_scores_BN, mask_BN, step.tau["rag"])
+    loss_B = losses.rank_distillation(step.scores_BN, step.base_scores_BN, mask_BN, step.tau["rag"])
     return _Term(loss_B, mask_BN.any(dim=-1))
 
 
@@ -239,9 +240,15 @@ class Objective(nn.Module):
 
     def _step(self, batch: ObjectiveBatch) -> _Step:
         wide = _widen(batch)
-        scores_BN = _pool_scores(wide.query_BD, wide.pool_BND)
+        scores_BN, base_scores_BN = (_pool_scores(query_BD, wide.pool_BND) for query_BD in (wide.query_BD, wide.base_query_BD))
+        extra_scores_BP = wide.query_BD @ wide.extra_PD.T
+        if self.config.lexical_weight:
+            assert wide.lexical_BN is not None, "the training table holds BM25"
+            assert wide.lexical_BP is not None
+            lexical_BN, lexical_BP = (self.config.lexical_weight * lexical for lexical in (wide.lexical_BN, wide.lexical_BP))
+            scores_BN, base_scores_BN, extra_scores_BP = scores_BN + lexical_BN, base_scores_BN + lexical_BN, extra_scores_BP + lexical_BP
         tau = {name: temperature() for name, temperature in self.temperatures.items()}
-        return _Step(wide, scores_BN, self.config, self.top_k, tau, self.recipe.needs_rewards)
+        return _Step(wide, scores_BN, extra_scores_BP, base_scores_BN, self.config, self.top_k, tau, self.recipe.needs_rewards)
 
     def _weights(self, regularised: bool) -> dict[TermFunction, float]:
         chosen = dict(self.recipe.terms)

@@ -75,7 +75,7 @@ def convex(dense_QC: np.ndarray, lexical_QC: np.ndarray, weight: float) -> np.nd
         raise ArmorError(f"dense scores {dense_QC.shape} and lexical scores {lexical_QC.shape} differ in shape", where="fusion")
     if not 0 <= weight <= 1:
         raise ArmorError(f"the fusion weight is {weight}", where="fusion", hint="choose it in [0, 1]")
-    return np.float32(weight) * _min_max(dense_QC) + np.float32(1 - weight) * _min_max(lexical_QC)
+    return np.float32(weight) * min_max(dense_QC) + np.float32(1 - weight) * min_max(lexical_QC)
 
 
 ScoreBlocks = Iterable[tuple[np.ndarray, np.ndarray]]
@@ -126,7 +126,8 @@ def reciprocal_rank(rankings: Sequence[np.ndarray], k: int = 60) -> tuple[np.nda
     return scores_QK, rows_QK
 
 
-def _min_max(scores_QC: np.ndarray) -> np.ndarray:
+def min_max(scores_QC: np.ndarray) -> np.ndarray:
+    """Scores fp32 [Q, C] in [0, 1], per question 0 for the lowest and 1 for the highest; all 0 where all are alike."""
     low = scores_QC.min(1, keepdims=True)
     spread = scores_QC.max(1, keepdims=True) - low
     return ((scores_QC - low) / np.where(spread > 0, spread, 1)).astype(np.float32)

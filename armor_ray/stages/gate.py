@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from armor_ray.config import Config
 from armor_ray.errors import ArmorError
-from armor_ray.evaluation.labels import BASE
+from armor_ray.evaluation.labels import BASE, BM25
 from armor_ray.evaluation.significance import PairedDifference, paired_bootstrap
-from armor_ray.stages.methods import INTERPOLATED, adapted_methods
+from armor_ray.stages.methods import INTERPOLATED, Adapted, adapted_methods
 from armor_ray.stages.prepare import load_examples
-from armor_ray.workspace import Workspace, read_parquet
+from armor_ray.workspace import Manifest, Workspace, read_parquet
 
 ALL = "all questions"
 # The percentile bootstrap of a handful of questions is too narrow: one question that got worse would be "significant".
@@ -63,17 +63,24 @@ class Verdict:
 def judge(workspace: Workspace, config: Config, retriever: str) -> Verdict:
     """Compares `retrievers/<retriever>` with the base encoder per domain, in the metric that picked its checkpoint.
 
+    One that learned beside BM25 (`objective.lexical_weight`) is compared as it is served, both fused with BM25.
+
     Raises:
         ArmorError: the workspace's report does not cover the retriever as it is now.
     """
-    method, seed = _evaluated_as(config, retriever)
-    _require_current(workspace, retriever)
-    metric = config.training.metric
+    row, seed = _evaluated_as(config, retriever)
+    trained = _require_current(workspace, retriever)
+    metric, before, after = config.training.metric, BASE, row.method
+    if beside_bm25 := bool(trained.config.get("objective", {}).get("lexical_weight")):
+        if not row.is_fused:
+            raise _unknown(retriever, " fused with BM25", "add its recipe to evaluation.fused and run `armor-ray evaluate W`")
+        before, after = (f"{BM25}+{method}" for method in (before, after))
     results = read_parquet(workspace.local("reports") / "results.parquet", "evaluate")
     examples = load_examples(workspace, "test")
     ids = examples["example_id"].to_pylist()
-    before_Q, after_Q = (_values(results, *row, metric, ids) for row in ((BASE, 0), (method, seed)))
-    return Verdict(retriever, metric, _changes(after_Q, before_Q, np.array(examples["domain"].to_pylist()), config))
+    before_Q, after_Q = (_values(results, *method, metric, ids) for method in ((before, 0), (after, seed)))
+    label = f"{metric} fused with BM25" if beside_bm25 else metric
+    return Verdict(retriever, label, _changes(after_Q, before_Q, np.array(examples["domain"].to_pylist()), config))
 
 
 def _values(results: pa.Table, method: str, seed: int, metric: str, ids: list[str]) -> np.ndarray:
@@ -91,22 +98,23 @@ def _changes(after_Q: np.ndarray, before_Q: np.ndarray, domains_Q: np.ndarray, c
     return [DomainChange(name, int(of.sum()), paired_bootstrap(after_Q[of], before_Q[of], resamples, seed)) for name, of in groups]
 
 
-def _evaluated_as(config: Config, retriever: str) -> tuple[str, int]:
-    """Method name and seed number of a retriever in the results."""
+def _evaluated_as(config: Config, retriever: str) -> tuple[Adapted, int]:
+    """Row and seed number of a retriever in the results."""
     for row in adapted_methods(config):
         if f"retrievers/{retriever}" in row.artifacts:
-            return row.method, row.artifacts.index(f"retrievers/{retriever}")
+            return row, row.artifacts.index(f"retrievers/{retriever}")
     raise _unknown(retriever)
 
 
-def _require_current(workspace: Workspace, retriever: str) -> None:
+def _require_current(workspace: Workspace, retriever: str) -> Manifest:
+    """Of the trained retriever."""
     reports = workspace.manifest("reports")
     # An interpolated encoder is made with its plain one, and shares its fingerprint.
     trained = workspace.require(f"retrievers/{retriever}".removesuffix(INTERPOLATED))
     if reports is None or reports.inputs.get(trained.name) != trained.fingerprint:
         raise _unknown(retriever)
+    return trained
 
 
-def _unknown(retriever: str) -> ArmorError:
-    hint = "run `armor-ray evaluate W` first, or insist with --force"
-    return ArmorError(f"no report judges '{retriever}' as it is now", where="promote", hint=hint)
+def _unknown(retriever: str, how: str = " as it is now", remedy: str = "run `armor-ray evaluate W` first") -> ArmorError:
+    return ArmorError(f"no report judges '{retriever}'{how}", where="promote", hint=f"{remedy}, or insist with --force")

@@ -67,6 +67,13 @@ def needs_rewards(config: Config) -> bool:
     return any(variant.recipe in REWARD_RECIPES for variant in variants(config))
 
 
+def needs_bm25(config: Config) -> bool:
+    """Whether anything that is trained reads BM25 scores (`objective.lexical_weight`)."""
+    recipes = {variant.recipe for variant in variants(config)}
+    fixed = (recipe_config(config, recipe, config.seed).objective.lexical_weight for recipe in recipes)
+    return any((*fixed, *config.sweep.parameters.get("objective.lexical_weight", [])))
+
+
 def trains_passages(config: Config, recipe: str) -> bool:
     """Whether the recipe moves the passage tower, so that its retrievers need the corpus embedded anew."""
     return recipe in REWARD_RECIPES and recipe_config(config, recipe, config.seed).objective.towers == "shared"
@@ -138,10 +145,13 @@ def trial_config(config: Config, point: dict[str, float]) -> Config:
 
 def training_identity(config: Config) -> dict[str, Any]:
     """The part of a config that decides a training run's numbers."""
-    # What only recipes with rewards read is no part of the others, so that trained retrievers outlive the addition of such a recipe.
+    # What only recipes with rewards read is no part of the others, nor is what is off by default and came later: trained retrievers outlive
+    # the addition of either.
     unread = {
         key for key, readers in RECIPE_PARAMETERS.items() if readers <= set(REWARD_RECIPES) and config.objective.recipe not in readers
     }
+    if not config.objective.lexical_weight:
+        unread.add("lexical_weight")
     return {
         "seed": config.seed,
         "objective": config.objective.model_dump(exclude=unread),

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from armor_ray.config import Config
 from armor_ray.corpus.schemas import UTILITIES, validate_table
+from armor_ray.retrieval.lexical import Bm25
 from armor_ray.stages.candidates import load_queries
 from armor_ray.stages.embed import open_embeddings
-from armor_ray.stages.methods import needs_rewards
+from armor_ray.stages.methods import needs_bm25, needs_rewards
 from armor_ray.stages.mine import load_mined
 from armor_ray.stages.plans import scored_splits
 from armor_ray.stages.prepare import load_examples, load_passages
@@ -24,6 +25,7 @@ from armor_ray.workspace import Workspace, read_parquet
 def load_table(workspace: Workspace, config: Config) -> TrainingTable:
     """Reads both splits' pools, utilities (combined over answers) and the frozen vectors."""
     passages = load_passages(workspace, "doc_id", "text")
+    texts = passages["text"].to_pylist() if needs_rewards(config) or needs_bm25(config) else None
     pools = {split: _pools(workspace, config, split, split in scored_splits(config)) for split in ("train", "validation")}
     return TrainingTable(
         train=pools["train"],
@@ -31,7 +33,8 @@ def load_table(workspace: Workspace, config: Config) -> TrainingTable:
         passages_CD=open_embeddings(workspace.local("embeddings")),
         document_C=_codes(passages["doc_id"]),
         text_C=_codes(passages["text"]),
-        texts_C=passages["text"].to_pylist() if needs_rewards(config) else None,
+        texts_C=texts if needs_rewards(config) else None,
+        lexical=Bm25(texts) if texts is not None and needs_bm25(config) else None,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from armor_ray.errors import ArmorError
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.objectives.selection import allowed_negatives
+from armor_ray.retrieval.fusion import min_max
 from armor_ray.training.table import PADDING, QuestionPools, TrainingTable, pad_pools
 
 InBatch = Literal["none", "positives", "pools"]
@@ -106,6 +107,7 @@ class Batcher:
     Args:
         shared: passages are encoded with the questions (`objective.towers`) instead of looked up.
         rewarded: rewards and gated negatives go into the batch.
+        lexical: BM25 scores go into the batch.
     """
 
     def __init__(
@@ -117,8 +119,10 @@ class Batcher:
         *,
         shared: bool = False,
         rewarded: bool = False,
+        lexical: bool = False,
     ) -> None:
         self._rewarded = rewarded
+        self._lexical = table.lexical if lexical else None
         self._texts_C = table.texts_C if shared else None
         self._passages_CD = table.passages_CD
         self._document_C = table.document_C
@@ -147,7 +151,7 @@ class Batcher:
             "scored_BN": scored_BN & valid_BN,
             "extra_negative_BP": self._allowed(extra_P[None], positive_BK) & ~known_BP,
         }
-        arrays |= self._reward_columns(mine, pool_BN.shape[1])
+        arrays |= self._reward_columns(mine, pool_BN.shape[1]) | self._lexical_columns(mine, rows_BN, extra_P)
         passages = None
         if self._texts_C is None:
             arrays |= {"pool_BND": self._passages_CD[rows_BN], "extra_PD": self._passages_CD[extra_P]}
@@ -179,6 +183,12 @@ class Batcher:
             raise ArmorError("the recipe learns from rewards, the pools have none", where="training table")
         reward_BN = self._pools.reward_QN[mine, :width]
         return {"reward_BN": reward_BN, "rewarded_BN": ~np.isnan(reward_BN), "gated_BN": self._pools.gated_QN[mine, :width]}
+
+    def _lexical_columns(self, mine: np.ndarray, rows_BN: np.ndarray, extra_P: np.ndarray) -> dict[str, np.ndarray]:
+        if self._lexical is None:
+            return {}
+        scores_BC = min_max(self._lexical.score_matrix([self._pools.questions[i] for i in mine]))
+        return {"lexical_BN": np.take_along_axis(scores_BC, rows_BN, 1), "lexical_BP": scores_BC[:, extra_P]}
 
     def _in_batch_rows(self, everyone: np.ndarray) -> np.ndarray:
         if self._in_batch == "none":

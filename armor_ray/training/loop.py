@@ -89,7 +89,10 @@ class Trainer:
         self._shared = config.objective.towers == "shared"
         if self._shared and table.texts_C is None:
             raise ArmorError("shared towers need the passages' texts", where="training table")
-        self.validator = Validator(table, self._shared)
+        lexical_weight = config.objective.lexical_weight
+        if lexical_weight and table.lexical is None:
+            raise ArmorError("objective.lexical_weight needs BM25 over the passages", where="training table")
+        self.validator = Validator(table, self._shared, lexical_weight)
         torch.manual_seed(config.seed)
         if training.lora is not None:
             add_lora(encoder, training.lora)
@@ -108,8 +111,10 @@ class Trainer:
     def _phase(self, table: TrainingTable, pools: QuestionPools, batch_size: int, seed: int) -> _Phase:
         plan = BatchPlan(len(pools), batch_size, seed, self.host.rank, self.host.world_size)
         rewarded = self.module.objective.recipe.needs_rewards
-        in_batch, encoder = self.config.objective.in_batch, self.module.encoder
-        return _Phase(pools, plan, Batcher(table, pools, in_batch, encoder, shared=self._shared, rewarded=rewarded))
+        objective, encoder = self.config.objective, self.module.encoder
+        lexical = objective.lexical_weight > 0
+        batcher = Batcher(table, pools, objective.in_batch, encoder, shared=self._shared, rewarded=rewarded, lexical=lexical)
+        return _Phase(pools, plan, batcher)
 
     def _validation_phase(self, table: TrainingTable) -> _Phase:
         """Validation batches are as large as training batches where there are questions enough; they repeat without end."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from armor_ray.errors import ArmorError
+from armor_ray.retrieval.lexical import Bm25
 
 PADDING = -1
 
@@ -59,6 +60,7 @@ class TrainingTable:
         document_C: integer code ≥ 0 of each passage's document.
         text_C: integer code ≥ 0 of each passage's text, equal for equal texts.
         texts_C: the passages, to be encoded anew while training (`objective.towers: shared`); None where nothing needs them.
+        lexical: BM25 over the passages (`objective.lexical_weight`); None where nothing needs it.
 
     Raises:
         ArmorError: a split without questions, a question without positives, or vectors that do not match the passages.
@@ -70,6 +72,7 @@ class TrainingTable:
     document_C: np.ndarray
     text_C: np.ndarray
     texts_C: Sequence[str] | None = None
+    lexical: Bm25 | None = None
 
     def __post_init__(self) -> None:
         num_passages = len(self.passages_CD)

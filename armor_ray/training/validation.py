@@ -6,6 +6,8 @@ import numpy as np
 
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.exact import exact_top_k
+from armor_ray.retrieval.fusion import min_max
+from armor_ray.retrieval.ranking import QUESTIONS_A_BLOCK, top_k
 from armor_ray.training.table import PADDING, TrainingTable
 
 RECALL_AT = (1, 3, 5, 16)
@@ -18,16 +20,20 @@ class Validator:
 
     Args:
         shared: the encoder that is judged encodes the passages, too.
+        lexical_weight: what the losses add of BM25 counts here, too (`objective.lexical_weight`).
     """
 
-    def __init__(self, table: TrainingTable, shared: bool = False) -> None:
+    def __init__(self, table: TrainingTable, shared: bool = False, lexical_weight: float = 0.0) -> None:
         self._questions = table.validation.questions
         self._positives = table.validation.positives
         self._passages_CD = table.passages_CD
         self._texts: list[str] | None = None
+        self._lexical, self._lexical_weight = table.lexical, lexical_weight
+        self._columns: np.ndarray | slice = slice(None)
         if shared and table.texts_C is not None:
             rows_U = np.unique(table.validation.pool_QN[table.validation.pool_QN != PADDING])
             self._texts = [table.texts_C[int(row)] for row in rows_U]
+            self._columns = rows_U
             # Gold passages are in the pools of their questions, so none is lost here.
             self._positives = [np.searchsorted(rows_U, gold) for gold in self._positives]
 
@@ -35,6 +41,17 @@ class Validator:
         """`R@k`: share of questions with at least one gold passage among the top k of all passages, in [0, 1]."""
         query_QD = encoder.encode(self._questions, "query")
         passages_CD = self._passages_CD if self._texts is None else encoder.encode(self._texts, "passage")
-        _, rows_QK = exact_top_k(query_QD, passages_CD, min(max(RECALL_AT), len(passages_CD)))
+        k = min(max(RECALL_AT), len(passages_CD))
+        rows_QK = self._fused_top_k(query_QD, passages_CD, k) if self._lexical_weight else exact_top_k(query_QD, passages_CD, k)[1]
         hits_QK = np.stack([np.isin(rows, gold) for rows, gold in zip(rows_QK, self._positives, strict=True)])
         return {f"R@{k}": float(hits_QK[:, :k].any(1).mean()) for k in RECALL_AT}
+
+    def _fused_top_k(self, query_QD: np.ndarray, passages_CD: np.ndarray, k: int) -> np.ndarray:
+        """Rows by cos + μ·b, as the losses score."""
+        assert self._lexical is not None, "the training table holds BM25"
+        found, passages_DC = [], np.asarray(passages_CD, np.float32).T
+        for start in range(0, len(query_QD), QUESTIONS_A_BLOCK):
+            block = slice(start, start + QUESTIONS_A_BLOCK)
+            lexical_QC = min_max(self._lexical.score_matrix(self._questions[block]))[:, self._columns]
+            found.append(top_k(query_QD[block] @ passages_DC + self._lexical_weight * lexical_QC, k)[1])
+        return np.concatenate(found)

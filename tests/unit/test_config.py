@@ -10,7 +10,7 @@ import pytest
 from armor_ray.config import DEFAULT_SWEEP, RECIPES, Config, load_config, parse_yaml, validate_config, with_overrides
 from armor_ray.errors import ArmorError
 from armor_ray.pipeline import resolved_config
-from armor_ray.stages.methods import adapted_methods, recipe_config, training_identity
+from armor_ray.stages.methods import adapted_methods, needs_bm25, recipe_config, training_identity
 
 SECRET = "hunter2"
 
@@ -200,6 +200,25 @@ def test_resolved_config_holds_from_any_folder(tmp_path: Path, monkeypatch: pyte
     assert stored["encoder"]["model"] == str(tmp_path / "model")
     assert stored["generator"]["model"] == "org/name"
     assert validate_config(stored).objective == config.objective
+
+
+def test_what_was_trained_before_lexical_weight_existed_stays_valid() -> None:
+    plain, lexical = (load_config(None, [f"objective.lexical_weight={weight}"]) for weight in (0, 0.5))
+    assert "lexical_weight" not in training_identity(plain)["objective"]
+    assert training_identity(lexical)["objective"]["lexical_weight"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "needed"),
+    [
+        ("objective.lambda_q=1", False),
+        ("objective.lexical_weight=0.5", True),
+        ("sweep.parameters={objective.lexical_weight: [0, 0.5]}", True),
+        ("evaluation.recipe_settings={infonce: {objective.lexical_weight: 0.5}}", True),
+    ],
+)
+def test_bm25_is_built_for_whatever_trains_beside_it(override: str, needed: bool) -> None:
+    assert needs_bm25(load_config(None, [override])) is needed
 
 
 def test_a_recipe_may_have_settings_of_its_own() -> None:

@@ -101,6 +101,45 @@ def test_no_loss_is_promoted_and_what_no_report_covers_is_not(workspace: Workspa
     assert served(workspace) == "rag-seed0"
 
 
+def test_what_learned_beside_bm25_is_judged_fused_with_it(workspace: Workspace) -> None:
+    def publish(name: str) -> None:
+        workspace.publish(
+            f"retrievers/{name}",
+            stage="train",
+            fingerprint=f"print-retrievers/{name}",
+            inputs={},
+            config={"objective": {"lexical_weight": 1.0}},
+            write=lambda draft: _write_encoder(draft, name),
+        )
+
+    publish("armor-seed0")
+    fused = pa.Table.from_pylist(
+        [
+            {"method": f"bm25+{method}", "seed": 0, "example_id": f"q{i}", "R@3": value}
+            for method in ("base", "armor")
+            for i, value in enumerate([1.0 if method == "armor" else float(i % 2) for i in range(len(DOMAINS))])
+        ]
+    )
+    inputs = {f"retrievers/{name}": f"print-retrievers/{name}" for name in ("armor-seed0", "rag-seed0")}
+    results = pa.concat_tables([_results(), fused.select(_results().column_names)])
+    workspace.publish(
+        "reports",
+        stage="evaluate",
+        fingerprint="new",
+        inputs=inputs,
+        config={},
+        write=lambda draft: pq.write_table(results, draft.path / "results.parquet"),
+    )
+    assert promote(workspace, "--retriever", "armor-seed0") == (0, "promoted: armor-seed0")  # alone it loses in core
+    gate = workspace.require("promoted").details["gate"]
+    assert gate["metric"] == "R@3 fused with BM25"
+    assert gate["changes"][0]["change"]["difference"] == pytest.approx(42 / 83)
+
+    publish("rag-seed0")
+    status, line = promote(workspace, "--retriever", "rag-seed0")
+    assert (status, "no report judges 'rag-seed0' fused with BM25" in line, "evaluation.fused" in line) == (2, True, True)
+
+
 def test_rollback_returns_to_the_encoder_of_before_even_when_it_was_trained_anew_since(workspace: Workspace) -> None:
     assert "nothing was promoted before" in promote(workspace, "--rollback")[1]
     promote(workspace, "--retriever", "rag-seed0")

@@ -16,13 +16,14 @@ from armor_ray.objectives import Objective, ObjectiveBatch
 from armor_ray.objectives.recipes import RECIPES
 
 TOP_K = 4
-FEW_NEGATIVES: dict[str, Any] = {"negatives": 2, "rank_distillation": 0.5}
+FEW_NEGATIVES: dict[str, Any] = {"negatives": 2, "rank_distillation": 0.5, "lexical_weight": 0.3}
 SOME_SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "hardest negatives, other weights": {"negatives": 2, "kl_temperature": 2.0, "mix_weight": 0.3, "lambda_q": 2.5},
     "easiest negatives, best positive": {"negatives": 2, "negative_order": "easiest", "multi_positive": "best", "tau_start": 0.4},
     "sigmoid temperatures": {"temperature_form": "sigmoid", "tau_min": 0.1, "tau_max": 3.0, "tau_start": 0.7},
     "rank distillation": {"rank_distillation": 0.7},
+    "beside BM25": {"lexical_weight": 0.6, "rank_distillation": 0.7, "negatives": 2},
     "released": {"preset": "released"},
     "learned student, lighter KL": {"student_temperature": "learned", "kl_weight": 0.4, "tau_start": 0.2},
 }
@@ -59,6 +60,8 @@ def make_batch(seed: int = 0, num_questions: int = 4, num_pool: int = 7, num_ext
         reward_BN=torch.from_numpy(np.where(rewarded, rewards.normal(size=shape), np.nan)),
         rewarded_BN=torch.from_numpy(rewarded),
         gated_BN=torch.from_numpy(~positive & rewarded & (rewards.random(shape) < 0.7)),
+        lexical_BN=torch.from_numpy(rewards.random(shape)),
+        lexical_BP=torch.from_numpy(rewards.random((num_questions, num_extra))),
     )
 
 
@@ -141,7 +144,8 @@ class Plain:
         config, q = self.config, b["query_BD"]
         num_pool = len(b["pool_BND"])
         passages = [*b["pool_BND"], *b["extra_PD"]]
-        s = [float(q @ d) for d in passages]
+        lexical = config.lexical_weight * np.array([*b["lexical_BN"], *b["lexical_BP"]])
+        s, base_s = ([float(vector @ d) + extra for d, extra in zip(passages, lexical, strict=True)] for vector in (q, b["base_query_BD"]))
         valid = [i for i in range(num_pool) if b["pool_valid_BN"][i]]
         ranked = sorted(valid, key=lambda i: -s[i])
         retrieved = [i for i in ranked if b["scored_BN"][i]][:TOP_K]
@@ -169,7 +173,7 @@ class Plain:
             elif name == "uae":
                 loss, d_u = self.kl(s, b["reward_BN"] / config.kl_temperature, chosen, grad, self.tau_u)
             elif name == "rank_distillation":
-                loss, _ = self.kl(s, [float(b["base_query_BD"] @ d) / self.tau_r for d in passages], valid, grad)
+                loss, _ = self.kl(s, [score / self.tau_r for score in base_s], valid, grad)
             else:
                 norm, base = np.linalg.norm(q), b["base_query_BD"] / np.linalg.norm(b["base_query_BD"])
                 cosine = float(q @ base) / norm
@@ -266,7 +270,7 @@ class TestInvariances:
         def permute(name, tensor):
             if name == "extra_PD":
                 return tensor[extras]
-            return tensor[rows][:, extras] if name == "extra_negative_BP" else tensor[rows]
+            return tensor[rows][:, extras] if name.endswith("_BP") else tensor[rows]
 
         self.check(recipe, map_batch(batch, permute), batch, restore=lambda grad: grad[np.argsort(rows.numpy())])
 

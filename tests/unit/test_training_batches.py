@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from training_cases import load_tiny, make_table
 
 from armor_ray.errors import ArmorError
+from armor_ray.retrieval.lexical import Bm25
 from armor_ray.training.batches import Batcher, BatchPlan
 from armor_ray.training.table import PADDING, QuestionPools, TrainingTable, pad_pools
+from armor_ray.training.validation import Validator
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,38 @@ def test_gold_neighbours_copies_and_other_questions_positives(encoder):
     # In-batch rows 0 1 2 3 4: of question a, 3 is another's positive and in none of its documents; 4 stands in its pool already.
     # Of question b, whose positives lie in both documents, only 4 is left.
     assert frozen["extra_negative_BP"].tolist() == [[False, False, False, True, False], [False, False, False, False, True]]
+
+
+def test_bm25_of_every_passage_is_scaled_over_the_whole_corpus(table, encoder):
+    bm25 = Bm25(table.texts_C)
+    lexical = replace(table, lexical=bm25)
+    everyone, mine = np.array([3, 0, 9, 12]), np.array([9, 12])
+    got = Batcher(lexical, table.train, "pools", encoder, lexical=True).build(everyone, mine).frozen
+    rows_P = np.unique(table.train.pool_QN[everyone])
+    for b, i in enumerate(mine):
+        scores_C = bm25.score_matrix([table.train.questions[i]])[0]
+        scaled_C = (scores_C - scores_C.min()) / (scores_C.max() - scores_C.min())
+        valid_N = got["pool_valid_BN"][b].numpy()
+        pool_N = table.train.pool_QN[i][: len(valid_N)]
+        np.testing.assert_allclose(got["lexical_BN"][b].numpy()[valid_N], scaled_C[pool_N[valid_N]], rtol=1e-6)
+        np.testing.assert_allclose(got["lexical_BP"][b].numpy(), scaled_C[rows_P[rows_P != PADDING]], rtol=1e-6)
+    assert "lexical_BN" not in Batcher(lexical, table.train, "pools", encoder).build(everyone, mine).frozen
+
+
+def test_validation_recall_counts_bm25_as_the_losses_do(table, encoder):
+    class Blind:
+        """All its vectors are alike, so BM25 alone ranks."""
+
+        def encode(self, texts, side):
+            return np.zeros((len(texts), table.passages_CD.shape[1]), np.float32)
+
+    lexical = replace(table, lexical=Bm25(table.texts_C))
+    _, rows_QK = lexical.lexical.search(table.validation.questions, 16)
+    for k, recall in Validator(lexical, lexical_weight=0.5).recall(Blind()).items():
+        hits = [np.isin(gold, rows[: int(k[2:])]).any() for gold, rows in zip(table.validation.positives, rows_QK, strict=True)]
+        assert recall == pytest.approx(np.mean(hits)), k
+    dense, fused = Validator(lexical).recall(encoder), Validator(lexical, lexical_weight=1e-9).recall(encoder)
+    assert dense == fused
 
 
 def test_columns_that_pad_every_question_are_dropped(table, encoder):

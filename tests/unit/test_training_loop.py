@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from training_cases import ALL_RECIPES, load_tiny, make_config, make_table, trai
 
 from armor_ray.config import TrainingConfig
 from armor_ray.errors import ArmorError
+from armor_ray.retrieval.lexical import Bm25
 from armor_ray.training.batches import BatchPlan
 from armor_ray.training.host import LocalHost
 from armor_ray.training.loop import Trainer
 from armor_ray.training.optimization import learning_rate, make_optimizers
+from armor_ray.training.validation import Validator
 
 SCHEDULES = {
     "joint": {"recipe": "armor"},
@@ -240,6 +243,17 @@ class TestHistory:
         config = make_config(training={"epochs": 12}, objective={"recipe": "armor", "lambda_q": 0.0})
         rows = [row for row in train(config, tmp_path, encoder, table).progress.history if "loss" in row]
         assert np.mean([row["loss"] for row in rows[-3:]]) < 0.8 * np.mean([row["loss"] for row in rows[:3]])
+
+    def test_beside_bm25_other_weights_are_learned_and_a_table_without_it_is_refused(self, tiny_bert, table, tmp_path):
+        config = make_config(objective={"recipe": "armor", "lexical_weight": 0.8})
+        beside = replace(table, lexical=Bm25(table.texts_C))
+        alone = train(make_config(objective={"recipe": "armor"}), tmp_path / "alone", load_tiny(tiny_bert), beside)
+        fused = train(config, tmp_path / "fused", load_tiny(tiny_bert), beside)
+        first = {name: result.progress.history[1]["infonce"] for name, result in {"alone": alone, "fused": fused}.items()}
+        assert first["alone"] != pytest.approx(first["fused"], rel=1e-3), "the first loss reads BM25"
+        assert fused.validation == Validator(beside, lexical_weight=0.8).recall(fused.encoder)
+        with pytest.raises(ArmorError, match="lexical_weight needs BM25"):
+            train(config, tmp_path / "none", load_tiny(tiny_bert), table)
 
 
 class TestAlternating:
