@@ -43,12 +43,18 @@ class _Step:
 
     batch: ObjectiveBatch
     scores_BN: Tensor
-    extra_scores_BP: Tensor
-    base_scores_BN: Tensor
     config: ObjectiveConfig
     top_k: int
     tau: Mapping[str, Tensor]
     gated: bool
+
+    def extra_scores_BP(self) -> Tensor:
+        """Scores of the in-batch passages."""
+        return _beside_bm25(self.batch.query_BD @ self.batch.extra_PD.T, self.batch.lexical_BP, self.config)
+
+    def base_scores_BN(self) -> Tensor:
+        """The base encoder's scores of the pool."""
+        return _beside_bm25(_pool_scores(self.batch.base_query_BD, self.batch.pool_BND), self.batch.lexical_BN, self.config)
 
     def negative_BN(self) -> Tensor:
         """Pool passages that may be negatives: what passed the utility gate, or in recipes without one, what is no kin of a gold one."""
@@ -96,7 +102,7 @@ def infonce(step: _Step) -> _Term:
     if config.multi_positive == "best":
         positive_BN = top_mask(step.scores_BN, positive_BN, 1)
     retrieved_BN = step.picked_negatives_BN()
-    scores_BM = torch.cat([step.scores_BN, step.extra_scores_BP], dim=-1)
+    scores_BM = torch.cat([step.scores_BN, step.extra_scores_BP()], dim=-1)
     positive_BM = torch.cat([positive_BN, torch.zeros_like(batch.extra_negative_BP)], dim=-1)
     negative_BM = torch.cat([retrieved_BN, batch.extra_negative_BP], dim=-1)
     loss_B = losses.info_nce(scores_BM, positive_BM, negative_BM, step.tau["infonce"])
@@ -130,7 +136,7 @@ def query_distillation(step: _Step) -> _Term:
 def rank_distillation(step: _Step) -> _Term:
     """KL from the base ranking of the whole pool to the adapted one, at τ_r."""
     mask_BN = step.batch.pool_valid_BN
-    loss_B = losses.rank_distillation(step.scores_BN, step.base_scores_BN, mask_BN, step.tau["rag"])
+    loss_B = losses.rank_distillation(step.scores_BN, step.base_scores_BN(), mask_BN, step.tau["rag"])
     return _Term(loss_B, mask_BN.any(dim=-1))
 
 
@@ -240,15 +246,9 @@ class Objective(nn.Module):
 
     def _step(self, batch: ObjectiveBatch) -> _Step:
         wide = _widen(batch)
-        scores_BN, base_scores_BN = (_pool_scores(query_BD, wide.pool_BND) for query_BD in (wide.query_BD, wide.base_query_BD))
-        extra_scores_BP = wide.query_BD @ wide.extra_PD.T
-        if self.config.lexical_weight:
-            assert wide.lexical_BN is not None, "the training table holds BM25"
-            assert wide.lexical_BP is not None
-            lexical_BN, lexical_BP = (self.config.lexical_weight * lexical for lexical in (wide.lexical_BN, wide.lexical_BP))
-            scores_BN, base_scores_BN, extra_scores_BP = scores_BN + lexical_BN, base_scores_BN + lexical_BN, extra_scores_BP + lexical_BP
+        scores_BN = _beside_bm25(_pool_scores(wide.query_BD, wide.pool_BND), wide.lexical_BN, self.config)
         tau = {name: temperature() for name, temperature in self.temperatures.items()}
-        return _Step(wide, scores_BN, extra_scores_BP, base_scores_BN, self.config, self.top_k, tau, self.recipe.needs_rewards)
+        return _Step(wide, scores_BN, self.config, self.top_k, tau, self.recipe.needs_rewards)
 
     def _weights(self, regularised: bool) -> dict[TermFunction, float]:
         chosen = dict(self.recipe.terms)
@@ -265,3 +265,11 @@ def _widen(batch: ObjectiveBatch) -> ObjectiveBatch:
 
 def _pool_scores(query_BD: Tensor, pool_BND: Tensor) -> Tensor:
     return (pool_BND @ query_BD.unsqueeze(-1)).squeeze(-1)
+
+
+def _beside_bm25(cosines: Tensor, lexical: Tensor | None, config: ObjectiveConfig) -> Tensor:
+    """s = cos + μ·b."""
+    if not config.lexical_weight:
+        return cosines
+    assert lexical is not None, "the training table holds BM25"
+    return cosines + config.lexical_weight * lexical

@@ -8,7 +8,7 @@ import numpy as np
 
 from armor_ray.errors import ArmorError
 
-QUESTIONS_A_BLOCK = 64
+_QUESTIONS_A_BLOCK = 64
 
 
 def top_k(scores_QC: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,8 +32,8 @@ def top_k(scores_QC: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 def question_blocks(questions: Sequence[str]) -> Iterator[Sequence[str]]:
     """The questions, a block at a time: a score matrix [Q, C] of a whole test set would not fit."""
-    for start in range(0, len(questions), QUESTIONS_A_BLOCK):
-        yield questions[start : start + QUESTIONS_A_BLOCK]
+    for start in range(0, len(questions), _QUESTIONS_A_BLOCK):
+        yield questions[start : start + _QUESTIONS_A_BLOCK]
 
 
 def top_k_in_blocks(score_matrix: Callable[[Sequence[str]], np.ndarray], questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:

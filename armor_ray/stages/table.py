@@ -25,7 +25,6 @@ from armor_ray.workspace import Workspace, read_parquet
 def load_table(workspace: Workspace, config: Config) -> TrainingTable:
     """Reads both splits' pools, utilities (combined over answers) and the frozen vectors."""
     passages = load_passages(workspace, "doc_id", "text")
-    texts = passages["text"].to_pylist() if needs_rewards(config) or needs_bm25(config) else None
     pools = {split: _pools(workspace, config, split, split in scored_splits(config)) for split in ("train", "validation")}
     return TrainingTable(
         train=pools["train"],
@@ -33,8 +32,8 @@ def load_table(workspace: Workspace, config: Config) -> TrainingTable:
         passages_CD=open_embeddings(workspace.local("embeddings")),
         document_C=_codes(passages["doc_id"]),
         text_C=_codes(passages["text"]),
-        texts_C=texts if needs_rewards(config) else None,
-        lexical=Bm25(texts) if texts is not None and needs_bm25(config) else None,
+        texts_C=passages["text"].to_pylist() if needs_rewards(config) else None,
+        lexical=Bm25(passages["text"].to_pylist()) if needs_bm25(config) else None,
     )
 
 

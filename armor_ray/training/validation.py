@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from armor_ray.models.bi_encoder import BiEncoder
 from armor_ray.retrieval.exact import exact_top_k
 from armor_ray.retrieval.fusion import min_max
-from armor_ray.retrieval.ranking import QUESTIONS_A_BLOCK, top_k
+from armor_ray.retrieval.ranking import top_k_in_blocks
 from armor_ray.training.table import PADDING, TrainingTable
 
 RECALL_AT = (1, 3, 5, 16)
@@ -49,9 +51,12 @@ class Validator:
     def _fused_top_k(self, query_QD: np.ndarray, passages_CD: np.ndarray, k: int) -> np.ndarray:
         """Rows by cos + μ·b, as the losses score."""
         assert self._lexical is not None, "the training table holds BM25"
-        found, passages_DC = [], np.asarray(passages_CD, np.float32).T
-        for start in range(0, len(query_QD), QUESTIONS_A_BLOCK):
-            block = slice(start, start + QUESTIONS_A_BLOCK)
-            lexical_QC = min_max(self._lexical.score_matrix(self._questions[block]))[:, self._columns]
-            found.append(top_k(query_QD[block] @ passages_DC + self._lexical_weight * lexical_QC, k)[1])
-        return np.concatenate(found)
+        bm25 = self._lexical
+        passages_DC = np.asarray(passages_CD, np.float32).T
+        known = dict(zip(self._questions, query_QD, strict=True))
+
+        def score_matrix(questions: Sequence[str]) -> np.ndarray:
+            dense_QC = np.stack([known[question] for question in questions]) @ passages_DC
+            return dense_QC + self._lexical_weight * min_max(bm25.score_matrix(questions))[:, self._columns]
+
+        return top_k_in_blocks(score_matrix, self._questions, k)[1]
